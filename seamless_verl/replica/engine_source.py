@@ -195,7 +195,9 @@ class AsyncLLMSource:
         state.logprobs_processor.tokenizer = None  # no text of the likeliest tokens: HIDDEN has none
         if request.resumed_tokens:
             resumed = request.prompt_ids[-request.resumed_tokens :].tolist()
-            text = self.engine.get_tokenizer().decode(resumed, skip_special_tokens=state.detokenizer.skip_special_tokens)
+            text = self.engine.get_tokenizer().decode(
+                resumed, skip_special_tokens=state.detokenizer.skip_special_tokens
+            )
             state.detokenizer.output_text = text.rstrip(PART_OF_CHARACTER) + state.detokenizer.output_text
 
     def _alters(self, params: SamplingParams) -> bool:

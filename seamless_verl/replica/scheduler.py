@@ -1,5 +1,6 @@
-"""vLLM schedulers that resume a grammar where an earlier request of the same call was cut, count preemptions, and let no
-request find KV of older weights in a store beside the engine's cache (`kv_transfer_config`, `kv_offloading_size`).
+"""vLLM schedulers that resume a grammar where an earlier request of the same call was cut, and count preemptions.
+
+They also let no request find KV of older weights in a store beside the engine's cache (`kv_transfer_config`).
 
 The request that continues a call has the tokens produced so far at the end of its prompt, and vLLM begins a grammar
 with the first token that it samples itself. These schedulers advance a grammar over the produced tokens when it is
@@ -41,8 +42,8 @@ class GrammarScheduler(PreemptionCount):
         super().__init__(*args, **kwargs)
         if lasting := lasting_stores(self.connector):
             raise ValueError(
-                f"rollout.engine_kwargs.vllm.kv_transfer_config: {', '.join(lasting)} has no reset_cache(), so that the KV of"
-                " old weights would stay in its store after an update. Take a connector that has it, or leave it out"
+                f"rollout.engine_kwargs.vllm.kv_transfer_config: {', '.join(lasting)} has no reset_cache(), so that the"
+                " KV of old weights would stay in its store after an update. Take a connector that has it, or none"
             )
         manager = self.structured_output_manager
         create = partial(resumed_grammar, manager, manager._create_grammar)

@@ -1,7 +1,7 @@
 """verl's vLLM server actor, which also serves its engine over TCP, and the replica class that starts it.
 
-Calls come over TCP, from data planes; verl's own `generate` is closed. Commands come over Ray, where no call waits before
-them. verl's pause (`abort_all_requests`) and ours are one.
+Calls come over TCP, from data planes; verl's own `generate` is closed. Commands come over Ray, where no call waits
+before them. verl's pause (`abort_all_requests`) and ours are one.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ UNKNOWN = -1  # the version of weights of which no load has ended
 LOOPBACK = "127.0.0.1"
 END_S = 10.0  # for an engine's processes to end by themselves
 PAST_THE_DATA_PLANE = (
-    "a replica's server was called past the data plane, which records the weight version of each token. Generate with the"
-    " `llm_client` that the trainer gives to `actor_rollout_ref.rollout.agent.agent_loop_manager_class`"
+    "a replica's server was called past the data plane, which records the weight version of each token. Generate with"
+    " the `llm_client` that the trainer gives to `actor_rollout_ref.rollout.agent.agent_loop_manager_class`"
 )
 REAL_TIME_PRIORITY = "real_time_priority"  # of a platform whose processes share cores: a context manager
 

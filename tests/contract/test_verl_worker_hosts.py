@@ -89,6 +89,7 @@ CALLED = {
     EXTENSION + "update_weights_from_ipc": "self peft_config base_sync_done use_shm",
     SERVER + "collective_rpc": "self method timeout args kwargs",
     "verl.workers.rollout.utils:ensure_async_iterator": "iterable",
+    "verl.workers.rollout.utils:qwen2_5_vl_dedup_image_tokens": "prompt_ids processor",
     "verl.workers.rollout.utils:run_uvicorn": "app server_args server_address",
     "verl.workers.rollout.vllm_rollout.vllm_async_server:run_uvicorn": "app server_args server_address",  # replaced
     SERVER + "run_server": "self args",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,6 +23,7 @@ RUNNER_V2 = "vllm.v1.worker.gpu.model_runner:GPUModelRunner."
 SAMPLER_V2 = "vllm.v1.worker.gpu.sample.sampler:Sampler."
 GRAMMARS_V2 = "vllm.v1.worker.gpu.structured_outputs:StructuredOutputsWorker."
 SCHEDULER = "vllm.v1.core.sched.scheduler:Scheduler."
+CONNECTOR = "vllm.distributed.kv_transfer.kv_connector.v1.base:KVConnectorBase_V1."
 COLLECTOR = "vllm.v1.engine.output_processor:RequestOutputCollector."
 PLACES = {
     "young": Precedence(1 << 20, True, -2, 1),
@@ -42,6 +44,9 @@ CALLED = {
     ENGINE + "reset_mm_cache": "self",
     ENGINE + "reset_encoder_cache": "self",
     ENGINE + "shutdown": "self timeout",
+    ENGINE + "get_tokenizer": "self",
+    CONNECTOR + "reset_cache": "self",
+    "vllm.v1.request:Request.update_block_hashes": "self",
     COLLECTOR + "get": "self",
     COLLECTOR + "get_nowait": "self",
     COLLECTOR + "close": "self",
@@ -67,20 +72,23 @@ CALLED = {
 }
 # What we read of its objects, or give them by name.
 HELD = {
-    ENGINE[:-1]: "engine_core output_processor errored output_handler model_config",
+    ENGINE[:-1]: "engine_core output_processor errored output_handler model_config vllm_config",
     CORE: "outputs_queue",
     PROCESSOR[:-1]: "request_states",
     COLLECTOR[:-1]: "request_id",
-    "vllm.v1.engine.output_processor:RequestState": "detokenizer stream_interval",
+    "vllm.v1.engine.output_processor:RequestState": "detokenizer logprobs_processor stream_interval",
+    "vllm.v1.engine.detokenizer:FastIncrementalDetokenizer": "output_text skip_special_tokens",
+    "vllm.v1.engine.logprobs:LogprobsProcessor": "tokenizer",
+    "vllm.distributed.kv_transfer.kv_connector.v1.multi_connector:MultiConnector": "_connectors",
     "vllm.outputs:RequestOutput": "finished outputs num_cached_tokens",
     "vllm.v1.metrics.stats:SchedulerStats": "prefix_cache_stats",
     "vllm.v1.metrics.stats:PrefixCacheStats": "preempted_requests",
     "vllm.outputs:CompletionOutput": "token_ids logprobs finish_reason stop_reason",
     "vllm.logprobs:Logprob": "logprob rank",
-    "vllm:TokensPrompt": "prompt_token_ids cache_salt",
+    "vllm:TokensPrompt": "prompt_token_ids cache_salt multi_modal_data mm_processor_kwargs",
     "vllm.sampling_params:SamplingParams": "logprobs structured_outputs detokenize output_kind extra_args temperature"
     " top_p top_k min_p presence_penalty frequency_penalty repetition_penalty min_tokens logit_bias allowed_token_ids"
-    " bad_words thinking_token_budget",
+    " bad_words thinking_token_budget stop",
     RUNNER[:-1]: "execute_model_state input_batch requests",
     "vllm.v1.worker.gpu_model_runner:ExecuteModelState": "scheduler_output logits",
     "vllm.v1.worker.gpu_input_batch:InputBatch": "req_ids logitsprocs",
@@ -96,9 +104,10 @@ HELD = {
     "vllm.v1.worker.gpu.sample.output:SamplerOutput": "sampled_token_ids logprobs_tensors",
     "vllm.config:ModelConfig": "logprobs_mode",
     "vllm.v1.worker.gpu_worker:Worker": "vllm_config use_v2_model_runner model_runner",
-    SCHEDULER[:-1]: "structured_output_manager",
+    SCHEDULER[:-1]: "structured_output_manager connector requests",
     MANAGER[:-1]: "enable_in_reasoning tokenizer",
-    "vllm.v1.request:Request": "request_id prompt_token_ids sampling_params structured_output_request",
+    "vllm.v1.request:Request": "request_id prompt_token_ids sampling_params structured_output_request cache_salt"
+    " block_hashes",
     "vllm.v1.structured_output.request:StructuredOutputRequest": "reasoning_ended",
     "vllm.tokenizers:TokenizerLike": "get_added_vocab",
     "vllm.config:SchedulerConfig": "scheduler_cls async_scheduling policy",
@@ -176,7 +185,7 @@ async def test_a_request_sets_how_many_tokens_a_chunk_has(requested: dict[str, i
     processor = found(PROCESSOR[:-1], "engine-source")(None, log_stats=False)
 
     class Filling:
-        output_processor = processor
+        output_processor, vllm_config = processor, SimpleNamespace(kv_transfer_config=None)
 
         async def add_request(self, request_id: str, prompt: Any, params: Any, **beside: Any) -> Any:
             added = request()

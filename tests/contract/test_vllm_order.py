@@ -46,6 +46,7 @@ class Sent:
 def server_of(sent: Sent, parallel: int) -> Any:
     engine = SimpleNamespace(
         engine_core=sent.client,
+        vllm_config=SimpleNamespace(kv_transfer_config=None),
         collective_rpc=sent.client.collective_rpc_async,
         resume_generation=partial(found("vllm.v1.engine.async_llm:AsyncLLM", "engine-source").resume_generation, sent),
     )

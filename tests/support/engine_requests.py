@@ -24,11 +24,13 @@ class RunningRequest:
         tokens: int,
         conversation: str = "",
         priority: int = 0,
+        media: bytes = b"",
         **extra: Any,
     ) -> None:
         self.prompt, self.chunks, self.grew = prompt, list[TokenChunk](), asyncio.Condition()
         fields = {"temperature": 1.0, "max_tokens": tokens, "ignore_eos": True, "seed": len(name), **extra}
-        request = EngineRequest(name, array("i", prompt), fields, conversation=conversation, priority=priority)
+        beside = {"conversation": conversation, "priority": priority, "media": media}
+        request = EngineRequest(name, array("i", prompt), fields, **beside)
         self.task = asyncio.create_task(self.run(source, request))
 
     async def run(self, source: AsyncLLMSource, request: EngineRequest) -> None:

@@ -18,7 +18,7 @@ from omegaconf import DictConfig, OmegaConf
 from seamless_verl.config.schema import SeamlessConfig
 from seamless_verl.data_plane.client import DataPlaneClient, PlacedReplica
 from seamless_verl.rollout.cache_use import CacheUse
-from seamless_verl.rollout.engine import PauseMode
+from seamless_verl.rollout.engine import EngineRequest, PauseMode
 from seamless_verl.testing.stub_engine import StubEngine
 from seamless_verl.transport import EngineServer, serve_engine
 from support.paths import child_environment
@@ -72,6 +72,10 @@ class StubServer:
     async def end(self) -> None:
         """As SeamlessServer: its engine ends."""
         self.engine.kill("ended")
+
+    async def seen(self) -> list[EngineRequest]:
+        """All requests so far."""
+        return self.engine.seen
 
     async def running(self) -> int:
         return self.engine.running
