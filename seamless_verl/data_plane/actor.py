@@ -128,7 +128,8 @@ class DataPlane(PlaneLifecycle):
             paused = self.manager.in_state(self.manager.snapshot.training, PAUSED)
             stopped = self.settings.mirror and self.manager.in_state(self.fleet, PAUSED, SYNCING)
             serving = self.manager.in_state(self.fleet, SERVING, RELEASED)
-            if not (loading or paused or stopped or serving or self.lost.awaited()):
+            loads = loading or self.manager.loading
+            if not (loads or paused or stopped or serving or self.lost.awaited()):
                 raise ReplicaLostError(", ".join(self.fleet), f"no replica serves version {self.fleet.committed}")
             metrics = sum_metrics([await self.metrics(), *await self._on_others("checked_metrics", loading)])
             for reason, tokens in self.masked.items():

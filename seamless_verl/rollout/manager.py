@@ -4,8 +4,9 @@ It pauses and resumes replicas, has them release and reclaim their memory, commi
 weights of replicas. Each command may be repeated, also to another process that continues with the fleet.
 
 Invariants:
-- Commands follow each other; one that loads weights lasts as long as the load. Before each command lost replicas are
-  reconnected, so that none misses it.
+- Commands follow each other, but those for other replicas go on beside a load: `update_weights` is a command at its
+  begin and at its end. What waits for a load, and what may happen to a replica meanwhile, is in replica_state.py.
+- Before each command lost replicas are reconnected, so that none misses it.
 - The effect of a command is in the snapshot before the command returns. A command that did not return is repeated, and
   is then completed. Repeating one that returned changes nothing and gives the same result.
 - If several data planes share the replicas, the first of them commands their engines. The others stop routing to a
@@ -133,13 +134,19 @@ class RolloutManager:
     ) -> None:
         self.fleet, self.snapshot = fleet, snapshot
         self._save, self._reconnect, self._forward = save, reconnect, forward
-        self._lock = asyncio.Lock()
+        self._turn = asyncio.Condition()  # a command's; notified when loads have ended
+        self.loading = set[str]()  # replicas from the begin of `update_weights` to its end
+        self._returns = 0  # how often replicas were reconnected
         fleet.train_on(snapshot.training)
 
     @asynccontextmanager
-    async def exclusive(self) -> AsyncGenerator[None, None]:
-        """Runs one command at a time and saves the snapshot at its end; an empty block only reconnects replicas."""
-        async with self._lock:
+    async def exclusive(self, ids: Iterable[str] = ()) -> AsyncGenerator[None, None]:
+        """Runs one command at a time, not while one of `ids` loads, and saves the snapshot at its end.
+
+        An empty block only reconnects replicas.
+        """
+        async with self._turn:
+            await self._turn.wait_for(lambda: self.loading.isdisjoint(ids))
             await self._reconcile()
             try:
                 yield
@@ -161,7 +168,7 @@ class RolloutManager:
             await self._pause(ids)
             return loads
 
-        return await self._execute(run)
+        return await self._execute(ids, run)
 
     async def resume(self, ids: Collection[str]) -> list[str]:
         """Their devices are free: paused replicas generate again; returns those that serve."""
@@ -175,7 +182,7 @@ class RolloutManager:
             await self._forward("resume", ids)
             return self.in_state(ids, SERVING)
 
-        return await self._execute(run)
+        return await self._execute(ids, run)
 
     async def quiesce(self, ids: Collection[str]) -> list[str]:
         """Stops routing to these replicas; the first data plane sends it to the others before it stops them."""
@@ -185,7 +192,7 @@ class RolloutManager:
             await self._pause(ids)
             return self.in_state(ids, PAUSED)
 
-        return await self._execute(run)
+        return await self._execute(ids, run)
 
     async def release_memory(self, ids: Collection[str], order: int = 0) -> dict[str, int]:
         """Cuts their calls, which continue elsewhere or wait; then their memory may be released.
@@ -193,12 +200,12 @@ class RolloutManager:
         Returns the replicas that this command released, with how many calls each had. A repeated `order` above 0 gives
         the same result.
         """
-        repeated = order > 0 and order == self.snapshot.last_release[0]
         released: dict[str, int] = {}
 
         async def run() -> dict[str, int]:
-            if repeated:
-                return self.snapshot.last_release[1]
+            if order > 0 and order == self.snapshot.last_release[0]:
+                released.update(self.snapshot.last_release[1])
+                return released
             loads = self._loads(ids)
             await self._forward("quiesce", ids)
             newly = await self.fleet.release(self.in_state(ids, SERVING, PAUSED, STALE))
@@ -209,10 +216,9 @@ class RolloutManager:
             return released
 
         def record() -> None:
-            if not repeated:
-                self.snapshot.last_release = (order, dict(released))
+            self.snapshot.last_release = (order, dict(released))
 
-        return dict(await self._execute(run, record))
+        return dict(await self._execute(ids, run, record))
 
     async def reclaim_memory(self, ids: Collection[str]) -> list[str]:
         """Their memory is back, with weights of unknown version."""
@@ -223,7 +229,7 @@ class RolloutManager:
             await self._forward("reclaim_memory", ids)
             return self.in_state(ids, STALE)
 
-        return await self._execute(run)
+        return await self._execute(ids, run)
 
     async def commit(self, version: int) -> None:
         """Allows the weights of `version` to be served; a replica serves older ones until its update.
@@ -231,7 +237,7 @@ class RolloutManager:
         Raises:
             ValueError: `version` is older than the committed one.
         """
-        async with self.exclusive():
+        async with self.exclusive(self.fleet):
             self.fleet.commit(version)
             self._expect(self.fleet)
             await self._forward("commit", version)
@@ -246,28 +252,50 @@ class RolloutManager:
             ReplicaVersionError: `version` is not the committed one.
         """
 
-        async def run() -> list[str]:
+        async with self.exclusive(ids):
             self.fleet.check_committed(ids, version)
-            await self._forward("quiesce", ids)
-            reachable = self.in_state(ids, SERVING, PAUSED, STALE)
-            self._expect_if_none_serves(reachable)
-            await self._forward("begin_sync", reachable)
-            reason = ""
-            try:
-                await self.fleet.update_weights(self.in_state(reachable, SERVING, PAUSED, STALE), version, weights)
-            except WeightsNotLoadedError as error:
-                reason = str(error)
-                logger.warning(reason)
-            await self.fleet.fail_sync(self.in_state(reachable, SYNCING))
-            self._end_quiesce(reachable)
-            await self._pause(self.snapshot.training & set(reachable))
-            done = self.in_state(reachable, SERVING, PAUSED)
-            await self._forward("end_sync", done, version)
-            if failed := [name for name in reachable if name not in done]:
-                await self._forward("fail_sync", failed, reason)
-            return self.in_state(ids, SERVING, PAUSED)
+            late = self._late()
+            self.loading.update(ids)
+        try:
+            done, came_back = await self._load(ids, version, weights)
+            while came_back:
+                done, came_back = await self._load(ids, version, weights)
+            return done
+        finally:
+            async with self._turn:
+                self.loading.difference_update(ids)
+                self._turn.notify_all()
+                await self._lose_late(late)
 
-        return await self._execute(run)
+    async def _load(self, ids: Collection[str], version: int, weights: Any) -> tuple[list[str], bool]:
+        """Loads into those of these that can be reached, beside other commands.
+
+        Returns those that then have the weights, and whether replicas came back meanwhile.
+        """
+        async with self.exclusive():
+            returns = self._returns
+            await self._forward("quiesce", ids)
+            await self.fleet.fail_sync(self.in_state(ids, SYNCING))  # an earlier process did not see their loads end
+            begun = self.in_state(ids, SERVING, PAUSED, STALE)
+            self._expect_if_none_serves(begun)
+            await self._forward("begin_sync", begun)
+        reason = ""
+        try:
+            await self.fleet.update_weights(self.in_state(begun, SERVING, PAUSED, STALE), version, weights)
+        except WeightsNotLoadedError as error:
+            reason = str(error)
+            logger.warning(reason)
+        finally:
+            async with self.exclusive():
+                await self.fleet.fail_sync(self.in_state(begun, SYNCING))
+                self._end_quiesce(begun)
+                await self._pause(self.snapshot.training & set(begun))
+                done = self._having(ids, version)
+                await self._forward("end_sync", [name for name in begun if name in done], version)
+                if failed := [name for name in begun if name not in done]:
+                    await self._forward("fail_sync", failed, reason)
+                await self._reconcile()
+        return done, returns != self._returns
 
     async def begin_sync(self, ids: Collection[str]) -> list[str]:
         """Pauses replicas whose weights the trainer then replaces; their calls freeze in the engine."""
@@ -282,7 +310,7 @@ class RolloutManager:
             await self._forward("begin_sync", begun)
             return begun
 
-        return await self._execute(run)
+        return await self._execute(ids, run)
 
     async def end_sync(self, ids: Collection[str], version: int) -> list[str]:
         """Ends a sync: they have the committed weights, and serve unless training has their device.
@@ -298,7 +326,7 @@ class RolloutManager:
             await self._forward("end_sync", ids, version)
             return self.in_state(ids, SERVING, PAUSED)
 
-        return await self._execute(run)
+        return await self._execute(ids, run)
 
     async def fail_sync(self, ids: Collection[str], reason: str = "") -> list[str]:
         """Ends a sync that failed: they are STALE, and their calls continue elsewhere."""
@@ -310,7 +338,7 @@ class RolloutManager:
             await self._forward("fail_sync", ids, reason)
             return self.in_state(ids, STALE)
 
-        return await self._execute(run)
+        return await self._execute(ids, run)
 
     async def lose(self, ids: Collection[str]) -> None:
         """Closes the connections to these replicas: their calls continue elsewhere.
@@ -318,7 +346,7 @@ class RolloutManager:
         The first data plane gave them up for being late. Their engines may hang while their servers reply, so that
         nothing else would tell the others.
         """
-        async with self._lock:
+        async with self._turn:
             for name in ids:
                 self.fleet.lost(name, GIVEN_UP_ELSEWHERE)
             await self._save_snapshot()
@@ -328,17 +356,28 @@ class RolloutManager:
         found = {view.replica_id: view.state for view in self.fleet.view}
         return [name for name in dict.fromkeys(ids) if found.get(name) in states]
 
-    async def _execute(self, run: Callable[[], Awaitable[T]], record: Callable[[], None] = lambda: None) -> T:
+    def _having(self, ids: Collection[str], version: int) -> list[str]:
+        """Those of these that have the weights of this version."""
+        found = {view.replica_id for view in self.fleet.view if view.version == version}
+        return [name for name in dict.fromkeys(ids) if name in found]
+
+    async def _execute(
+        self, ids: Collection[str], run: Callable[[], Awaitable[T]], record: Callable[[], None] = lambda: None
+    ) -> T:
         """Runs a command, and repeats it for replicas that came back meanwhile; `record` completes the snapshot."""
-        async with self.exclusive():
-            before = self._late()
+        async with self.exclusive(ids):
+            late = self._late()
             result = await run()
             while await self._reconcile():
                 result = await run()
-            if late := [name for name in self._late() if name not in before]:
-                await self._forward("lose", late)
+            await self._lose_late(late)
             record()
             return result
+
+    async def _lose_late(self, before: Collection[str]) -> None:
+        """The other data planes lose what was given up since there were those `before`."""
+        if late := [name for name in self._late() if name not in before]:
+            await self._forward("lose", late)
 
     def _late(self) -> list[str]:
         """The replicas that were given up because they did not carry out a command in time."""
@@ -347,6 +386,7 @@ class RolloutManager:
     async def _reconcile(self) -> bool:
         """Reconnects to lost replicas and pauses those that must be paused; returns whether one came back."""
         came_back = await self._reconnect()
+        self._returns += came_back
         if serving := self.in_state(self.snapshot.training | self.snapshot.quiesced, SERVING):
             await self._forward("quiesce", serving)  # the other data planes stop routing to them first
             await self._pause(serving)

@@ -41,6 +41,24 @@ LEGAL: dict[tuple[ReplicaState, ReplicaState], tuple[str, str]] = {
     (DEAD, STALE): ("add", "another process runs in its place, with weights of unknown version"),
 }
 
+DURING_LOAD = frozenset(
+    {
+        (SERVING, PAUSED),  # the load begins; or it has ended, and training has the device
+        (PAUSED, SYNCING),  # the load begins
+        (STALE, SYNCING),  # the load begins
+        (SYNCING, SERVING),  # its own load has ended, and perhaps not that of another of the same command
+        (SYNCING, STALE),  # it could not load
+        *((state, DEAD) for state in ReplicaState if state is not DEAD),  # its load is interrupted
+        (DEAD, STALE),  # another process is attached in its place
+    }
+)
+"""What may happen to a replica from the begin of `RolloutManager.update_weights` to its end, beside commands for others.
+
+One that is reconnected meanwhile is in the state in which it is found, and is loaded again before the end. All other
+commands for it wait for the end, and training gets its device after that. A commit waits for all loads, so that none
+ends with weights older than the committed ones.
+"""
+
 WITHOUT_CALLS = frozenset({RELEASED, STALE, DEAD})
 VERSIONED = frozenset({SERVING, PAUSED})  # weights of a known, committed version
 

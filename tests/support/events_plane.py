@@ -64,7 +64,7 @@ class WatchedPlane(DataPlane):
             IntegrityError, AssertionError: they are not.
         """
         await self.ensure_started()
-        async with self.manager.exclusive():
+        async with self.manager.exclusive(self.fleet):
             self.check_integrity()
             await asyncio.gather(*map(self.true_of, self.fleet.view))
             return {view.replica_id: view.state for view in self.fleet.view}, self.calls.longest

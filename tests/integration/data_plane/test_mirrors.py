@@ -13,7 +13,7 @@ from support.local_plane import LocalDataPlane, ReplicaServer
 
 from seamless_verl.data_plane import connections
 from seamless_verl.data_plane.settings import PlaneSettings
-from seamless_verl.rollout.replica_state import DEAD, RELEASED, SERVING, STALE, ReplicaState
+from seamless_verl.rollout.replica_state import DEAD, PAUSED, RELEASED, SERVING, STALE, SYNCING, ReplicaState
 from seamless_verl.testing.stub_engine import StubEngine
 from seamless_verl.transport import serve_engine
 
@@ -151,3 +151,33 @@ async def test_calls_of_the_second_one_leave_an_engine_that_the_first_one_lost_i
         assert len(generated.ids) == 5 and mirror.fleet.view[1].load == 0
         assert states(mirror)[0] is DEAD and FIRST in mirror.connections.given_up
         assert (await mirror.metrics())["fleet/given_up/unreachable"] == 1
+
+
+async def test_a_load_that_hangs_delays_no_command_for_another_replica() -> None:
+    """Nor a lost connection's return, nor the trainer's look, which finds that replicas load."""
+    async with planes() as (first, mirror, servers):
+        ended = asyncio.Event()
+        second, reply = NAMES[1], servers[1].reply
+
+        async def load(*_: Any) -> Any:
+            await ended.wait()
+            return await reply()
+
+        servers[1].update_weights = SimpleNamespace(remote=load)
+        await first.execute("commit", 2)
+        loading = asyncio.create_task(first.execute("update_weights", [second], 2, []))
+        await until(lambda: states(first)[1] is SYNCING)
+        async with asyncio.timeout(20):
+            await first.execute("pause", [FIRST])
+            assert (states(first), states(mirror)) == ([PAUSED, SYNCING], [PAUSED, SYNCING])
+            assert await first.execute("resume", [FIRST]) == [FIRST]
+            assert list(await first.execute("release_memory", [FIRST], 1)) == [FIRST]
+            await first.execute("reclaim_memory", [FIRST])
+            assert (await first.checked_metrics())["fleet/syncing"] == 1
+            assert await first.execute("update_weights", [FIRST], 2, []) == [FIRST]
+        pause = asyncio.create_task(first.execute("pause", [second]))
+        assert not (await asyncio.wait({pause, loading}, timeout=0.3))[0]
+        ended.set()
+        assert await loading == [second]
+        await pause
+        assert (states(first), states(mirror)) == ([SERVING, PAUSED], [SERVING, PAUSED])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import pickle
-from collections.abc import Callable, Collection, Coroutine
+from collections.abc import Awaitable, Callable, Collection, Coroutine
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypeVar
 
@@ -20,8 +20,17 @@ from seamless_verl.rollout.fleet import Fleet
 from seamless_verl.rollout.manager import FleetSnapshot, ReplicaSnapshot, RolloutManager
 from seamless_verl.rollout.precedence import Precedence
 from seamless_verl.rollout.replica import Slot
-from seamless_verl.rollout.replica_state import DEAD, PAUSED, RELEASED, SERVING, STALE, SYNCING, ReplicaState
-from seamless_verl.rollout.routing import PrefixAffinity
+from seamless_verl.rollout.replica_state import (
+    DEAD,
+    DURING_LOAD,
+    PAUSED,
+    RELEASED,
+    SERVING,
+    STALE,
+    SYNCING,
+    ReplicaState,
+)
+from seamless_verl.rollout.routing import PrefixAffinity, ReplicaView
 
 T = TypeVar("T")
 NAMES = ["r0", "r1", "r2"]
@@ -39,6 +48,8 @@ class Server:
     paused: PauseMode | None = None
     routed: Callable[[str], bool] = lambda name: False
     updating: asyncio.Lock = field(default_factory=asyncio.Lock)
+    load_turns: int = 0  # that a load takes
+    hangs: Callable[[], Awaitable[object]] | None = None
 
     async def pause(self, mode: PauseMode) -> None:
         """Called by the first data plane, after the other one has stopped routing to the replica."""
@@ -66,7 +77,9 @@ class Server:
             await self.pause(PauseMode.KEEP)
             if self.name not in weights:
                 raise WeightsNotLoadedError(self.name, version, "no reason")
-            await asyncio.sleep(0)
+            await settle(1 + self.load_turns)
+            if self.hangs is not None:
+                await self.hangs()
             self.version = version
             await self.resume()
 
@@ -326,6 +339,82 @@ TrainerCommands.TestCase.settings = settings(max_examples=120, stateful_step_cou
 TestDataPlanesThatDie = TrainerCommands.TestCase
 
 
+class CommandsBesideLoads(TrainerCommands):
+    """The same, and commands of the trainer beside the loads of a commit, as it gives them from another thread."""
+
+    COMMANDS = st.lists(st.tuples(st.integers(0, 40), st.sampled_from(["pause", "resume"])), min_size=1, max_size=3)
+
+    @rule(troubles=TrainerCommands.TROUBLES, commands=COMMANDS, slow=st.sampled_from(NAMES), turns=st.integers(0, 40))
+    def commit_beside_commands(
+        self, troubles: list[tuple[int, str, str]], commands: list[tuple[int, str]], slow: str, turns: int
+    ) -> None:
+        self.version += 1
+        self.released = False
+        self.world.servers[slow].load_turns = turns
+
+        async def command() -> None:
+            for turns, name in commands:
+                await settle(turns)
+                await self.world.call("first", name, SHARED)
+                self.training = name == "pause"
+                servers = [self.world.servers[shared] for shared in SHARED]
+                assert name == "resume" or not any(server.updating.locked() for server in servers), "training computes"
+
+        async def both() -> set[str]:
+            process = self.world.processes["first"].manager
+            process.fleet._on_change = Transitions(process)
+            loaded, _ = await asyncio.gather(self.update_weights(self.version, None), command())
+            return loaded
+
+        assert self.execute(troubles, both()) == set(NAMES)
+        self.world.servers[slow].load_turns = 0
+        self.updated = set(NAMES)
+        self.check()
+
+
+class Transitions:
+    """Of replicas that load: all of them may happen during a load."""
+
+    def __init__(self, manager: RolloutManager) -> None:
+        self.manager = manager
+        self.last = {view.replica_id: view.state for view in manager.fleet.view}
+
+    def __call__(self, view: ReplicaView, reason: str) -> None:
+        name, before = view.replica_id, self.last.get(view.replica_id)
+        self.last[name] = view.state
+        if name in self.manager.loading and reason != "restored":
+            assert (before, view.state) in DURING_LOAD, (name, before, view.state, reason)
+
+
+CommandsBesideLoads.TestCase.settings = settings(max_examples=120, stateful_step_count=12, deadline=None, phases=PHASES)
+TestCommandsBesideLoads = CommandsBesideLoads.TestCase
+
+
+async def test_a_load_that_hangs_delays_commands_for_its_own_replica_alone() -> None:
+    world = World()
+    await world.call("first", "update_weights", NAMES, 0, set(NAMES))
+    manager, ended = world.processes["first"].manager, asyncio.Event()
+    world.servers["r2"].hangs = ended.wait
+    await world.call("first", "commit", 1)
+    load = asyncio.create_task(world.call("first", "update_weights", ["r2"], 1, set(NAMES)))
+    await settle()
+    async with asyncio.timeout(10):
+        assert await world.call("first", "pause", SHARED) == {"r0": 0, "r1": 0}
+        assert await world.call("first", "resume", SHARED) == SHARED
+        assert list(await world.call("first", "release_memory", SHARED, 1)) == SHARED
+        assert await world.call("first", "reclaim_memory", SHARED) == SHARED
+        assert await world.call("first", "update_weights", SHARED, 1, set(NAMES)) == SHARED
+    waiting = [asyncio.create_task(world.call("first", *one)) for one in (("pause", ["r2"]), ("commit", 2))]
+    await settle(100)
+    assert manager.loading == {"r2"} and not load.done() and not any(one.done() for one in waiting)
+    assert world.states("first")["r2"] == (SYNCING, None) and manager.fleet.committed == 1
+    ended.set()
+    assert await load == ["r2"] and not manager.loading
+    await asyncio.gather(*waiting)
+    assert world.states("first")["r2"] == (PAUSED, 1) and world.servers["r2"].paused is not None
+    assert manager.fleet.committed == 2
+
+
 @pytest.mark.parametrize(("cut", "paused"), [((), PauseMode.KEEP), (SHARED, PauseMode.ABORT)])
 async def test_a_pause_freezes_the_calls_or_cuts_them(cut: list[str], paused: PauseMode) -> None:
     world = World()
@@ -415,6 +504,15 @@ async def test_a_repeated_order_has_the_same_result() -> None:
         assert list(await world.call("first", "release_memory", SHARED, order)) == released
         world.trouble("kill first", "")
     assert await world.call("first", "release_memory", SHARED, 2) == {}
+
+
+async def test_an_order_that_is_repeated_while_it_is_executed_has_the_same_result() -> None:
+    world = World()
+    await world.call("first", "update_weights", NAMES, 0, set(NAMES))
+    twice = await asyncio.gather(*(world.call("first", "release_memory", SHARED, 1) for _ in range(2)))
+    assert [list(released) for released in [*twice, await world.call("first", "release_memory", SHARED, 1)]] == [
+        SHARED
+    ] * 3
 
 
 @pytest.mark.parametrize(
