@@ -113,7 +113,7 @@ class RunnerTasks:
         try:
             return await asyncio.shield(result)
         except asyncio.CancelledError:
-            await self._work.do(self._withdraw(task_id))  # an agent loop may be cancelled twice
+            await self._withdraw(task_id)
             raise
 
     async def _of_earlier_lease(self, order: TaskOrder) -> TaskOrder:
@@ -174,7 +174,7 @@ class RunnerTasks:
         """Ends a lease that a runner asks for again, as it did not get the first reply; False if it was not given."""
         known = self.leases.knows(lease_id)
         if known:
-            await self._give_back(lease_id)
+            await self._work.do(self._give_back(lease_id))
         return known
 
     async def lease(self, lease_id: str, runner: str, agents: frozenset[str], wait_s: float) -> GivenTask | None:
@@ -192,9 +192,12 @@ class RunnerTasks:
         try:
             return await asyncio.shield(beginning)
         except BaseException:  # the runner left, or the session cannot be opened: nobody works on the task
-            await asyncio.wait({beginning})  # what is in the journal cannot be taken back, only ended
-            await self._give_back(lease_id)
+            await self._work.do(self._give_back_begun(lease_id, beginning))
             raise
+
+    async def _give_back_begun(self, lease_id: str, beginning: asyncio.Future[Any]) -> None:
+        await asyncio.wait({beginning})  # what is in the journal cannot be taken back, only ended
+        await self._give_back(lease_id)
 
     async def _next_task(self, agents: frozenset[str], wait_s: float) -> str | None:
         try:
@@ -316,6 +319,10 @@ class RunnerTasks:
         await self._attempts_ended([("given back", EndedLease(task.task_id, lease_id, task.runner, task.state))])
 
     async def _withdraw(self, task_id: str) -> None:
+        """Nobody wants the task any more; all of it is done if the caller is cancelled."""
+        await self._work.do(self._withdraw_whole(task_id))
+
+    async def _withdraw_whole(self, task_id: str) -> None:
         if task_id not in self.leases:
             return
         task, was = self.leases[task_id], self.leases[task_id].state

@@ -11,6 +11,7 @@ saves bytes: a prefix that it has lost, for example by a restart, is written in 
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable
 from hashlib import blake2b
 
 BLOCK_BYTES = 1024  # 256 tokens. A smaller block repeats less at the end of a prefix, a larger one needs less memory
@@ -77,13 +78,19 @@ class PrefixChain:
         self._tail = data[len(data) - len(data) % BLOCK_BYTES :]
         return base, shared
 
-    def extend(self, data: bytes) -> None:
-        """Adds the bytes that follow."""
+    def extend(self, data: bytes) -> Callable[[], None]:
+        """Adds the bytes that follow; returns what undoes that, but for the index."""
+        before = self._digest, self._tail
+
+        def undo() -> None:
+            self._digest, self._tail = before
+
         data = self._tail + data
         for end in range(BLOCK_BYTES, len(data) + 1, BLOCK_BYTES):
             self._digest = _chain_digest(self._digest, data[end - BLOCK_BYTES : end])
             self._index.add(self._session, self._digest, self._call)
         self._tail = data[len(data) - len(data) % BLOCK_BYTES :]
+        return undo
 
 
 def _chain_digest(digest: bytes, block: bytes) -> bytes:

@@ -156,7 +156,7 @@ class Validator:
         replica = self._replicas.get(chunk.replica) or self._add_replica(chunk.replica)
         self._add_row("deltas", call.n, int(chunk.version), replica, ids, logprobs, bytes(chunk.grammar) or None)
         if call.chain is not None:
-            call.chain.extend(ids)
+            self._undo.append(call.chain.extend(ids))
 
     def _end_call(self, event: CallEnded) -> None:
         call = self._require_call("end", event.call_id)
@@ -226,8 +226,9 @@ class Validator:
         self._undo.append(self._rows[table].pop)
 
     def _add_replica(self, name: str) -> int:
-        n = self._replicas[name] = self._next_number("replicas")
+        n = self._next_number("replicas")
         self._add_row("replicas", n, name)
+        self._replicas[name] = n
         self._undo.append(lambda: self._replicas.pop(name))
         return n
 

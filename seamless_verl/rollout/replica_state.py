@@ -52,7 +52,7 @@ DURING_LOAD = frozenset(
         (DEAD, STALE),  # another process is attached in its place
     }
 )
-"""What may happen to a replica from the begin of `RolloutManager.update_weights` to its end, beside commands for others.
+"""What may happen to a replica from the begin of `RolloutManager.update_weights` to its end, beside others' commands.
 
 One that is reconnected meanwhile is in the state in which it is found, and is loaded again before the end. All other
 commands for it wait for the end, and training gets its device after that. A commit waits for all loads, so that none

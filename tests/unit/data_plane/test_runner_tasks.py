@@ -13,7 +13,9 @@ from hypothesis import strategies as st
 from support.rollout import until
 from support.runner_sessions import MemorySessions, RunnersAndLoops
 
-from seamless_verl.data_plane.lease_book import DONE, LEASED, QUEUED
+from seamless_verl.data_plane.earlier_leases import OpenSession
+from seamless_verl.data_plane.lease_book import DONE, LEASED, QUEUED, LeaseTerms
+from seamless_verl.data_plane.tasks import TaskOrder
 from seamless_verl.runtime import awake_time
 
 ACTION = st.one_of(
@@ -209,6 +211,54 @@ async def test_an_agent_loop_that_is_cancelled_twice_leaves_no_session_open() ->
     await world.settle(200)
     assert not list(world.tasks.leases) and not world.sessions.closed
     await world.stop()
+
+
+@pytest.mark.parametrize("cancelled", [1, 2])
+async def test_a_runner_that_leaves_while_its_lease_is_given_back_leaves_no_session_open(cancelled: int) -> None:
+    """It asked for the lease again, and then it asks no more."""
+    world = await world_of(1, tasks=0)
+    world.submit("t0")
+    world.lease("a" * 32)
+    await world.settle()
+    world.sessions.steps = chain([30], repeat(1))  # the append of the give-back is slow
+    world.lease("a" * 32)
+    for _ in range(cancelled):
+        await world.settle(3)
+        world.requests[-1].cancel()
+    await world.settle(200)
+    assert [task.state for task in world.tasks.leases] == [QUEUED] and not world.sessions.closed
+    await world.stop()
+
+
+async def test_a_runner_that_leaves_while_its_first_lease_begins_leaves_no_session_open() -> None:
+    world = await world_of(1, tasks=0)
+    world.submit("t0")
+    world.sessions.steps = chain([30], repeat(1))  # the opening of the session is slow
+    world.lease()
+    for _ in range(2):
+        await world.settle(3)
+        world.requests[-1].cancel()
+    await world.settle(200)
+    assert [task.state for task in world.tasks.leases] == [QUEUED] and not world.sessions.closed
+    await world.stop()
+
+
+async def test_an_agent_loop_that_is_cancelled_while_too_old_a_lease_is_withdrawn_leaves_no_session_open() -> None:
+    first = await world_of(1)
+    later = RunnersAndLoops(MemorySessions(repeat(1), tuple(first.sessions.kept.events), **first.sessions.metadata))
+    later.sessions.leased = {"s0": OpenSession("run", ("u", "0"), 7, 0, 0)}
+    later.sessions.earlier.count = lambda *_: None
+    await later.tasks.start(restarted=True)
+    later.sessions.steps = chain([30], repeat(1))  # the append of the withdrawal is slow
+    opening = {"uid": "u", "metadata": {"session": "0", "step": 5}}
+    loop = asyncio.create_task(later.tasks.run(TaskOrder("t9", {}, opening, 60.0, LeaseTerms("a", 10.0, None, 1))))
+    later.loops.append(loop)
+    await later.settle(3)
+    loop.cancel()
+    await later.settle(200)
+    assert not list(later.tasks.leases) and not later.sessions.closed
+    await later.stop()
+    await first.stop()
 
 
 async def test_leases_do_not_end_while_their_data_plane_stands_still(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -296,6 +296,32 @@ def test_a_rejected_append_is_no_calls_base(tmp_path: Path) -> None:
     assert record is not None and [call.prompt_ids.tolist() for call in record.calls] == [prompt]
 
 
+def test_a_call_goes_on_after_a_rejected_append_as_if_that_had_not_been(tmp_path: Path) -> None:
+    """What is stored by difference from its tokens is read as it was written."""
+    lost, kept = [*range(1000, 1100)], [*range(2000, 2600)]  # fewer tokens than a block has, and more
+    prompts = [[1, 2, 3], [1, 2, 3, *lost, *kept], [1, 2, 3, *kept, 4]]
+    with open_journal(tmp_path) as journal:
+        write(journal, session_opened(), call_started(call_id="c0", prompt=prompts[0]))
+        with pytest.raises(JournalOrderError):
+            write(journal, chunk_appended(lost, "c0", replica="new"), chunk_appended([1], "nowhere"))
+        write(journal, chunk_appended(kept, "c0", replica="new"), call_ended("c0"))
+        for number in (1, 2):
+            write(journal, call_started(call_id=f"c{number}", prompt=prompts[number]))
+        record = journal.read("s")
+    assert record is not None and [call.prompt_ids.tolist() for call in record.calls] == prompts
+    assert generated_ids(journal)[0] == kept
+
+
+def test_a_replica_whose_name_cannot_be_written_is_not_taken_for_a_known_one(tmp_path: Path) -> None:
+    with open_journal(tmp_path) as journal:
+        write(journal, session_opened(), call_started())
+        for _ in range(2):
+            with pytest.raises(UnicodeEncodeError):
+                write(journal, chunk_appended([1], replica="\ud800"))
+        write(journal, chunk_appended([2]))
+        assert generated_ids(journal) == [[2]]
+
+
 def test_requests_are_given_back_whole_though_stored_by_difference(tmp_path: Path) -> None:
     messages = [{"role": "user", "content": f"wörd {i} " * 60} for i in range(6)]
     requests = [{"messages": messages[:i], "model": "m", "tools": [{"name": "t" * 999}]} for i in (1, 3, 6, 2)]
