@@ -13,6 +13,8 @@
 | a runner works on it | the runner goes on, and the new worker waits for its result |
 | its agent ran in the worker, or below it | it is dropped as `session`, and the agent begins again, with its replies |
 
+A call of verl's own loops, which has no session, is ended with the prompts of the worker.
+
 Called under the manager's lock, so that a prompt has one worker.
 """
 
@@ -65,10 +67,10 @@ class RestartLimit:
 
 
 class LostPrompts:
-    """What is done with the prompts of a lost worker; `planes` are the data planes, empty without a gateway."""
+    """What is done with the prompts of a lost worker; `planes` are the data planes."""
 
-    def __init__(self, given: GivenPrompts, first_plane: Any, planes: Sequence[Any]) -> None:
-        self.given, self.first_plane, self.planes = given, first_plane, planes
+    def __init__(self, given: GivenPrompts, planes: Sequence[Any]) -> None:
+        self.given, self.planes = given, planes
 
     def end(self, slot: int) -> tuple[list[Any], dict[str, int]]:
         """Ends what the worker left; returns the batches to give to the one in its place, and its prompts' deaths."""
@@ -120,7 +122,7 @@ class LostPrompts:
         if error is not None:
             logger.warning("prompt %s is given up: %s", uid, error)
         end = GroupEnd(error if status == FAILED else None, validation=given.partition == VALIDATION)
-        ray.get(self.first_plane.notify_group_ended.remote(end))
+        ray.get(self.planes[0].notify_group_ended.remote(end))
 
 
 def tags_of(partition: str) -> dict[str, dict[str, Any]]:

@@ -93,9 +93,9 @@ class SeamlessAgentLoopManager(AgentLoopManagerTQ):  # type: ignore[misc]
         """Whether workers that die are started again."""
         return self.lost is not None and self.restarts.limit > 0
 
-    def begin_watch(self, limit: int, first_plane: Any, planes: Sequence[Any]) -> None:
-        """Workers may be started again so often; `planes` are the data planes, empty without a gateway."""
-        self.restarts, self.lost = RestartLimit(limit), LostPrompts(self.given, first_plane, planes)
+    def begin_watch(self, limit: int, planes: Sequence[Any]) -> None:
+        """Workers may be started again so often; `planes` are the data planes."""
+        self.restarts, self.lost = RestartLimit(limit), LostPrompts(self.given, planes)
 
     def begin_again(self, slot: int) -> None:
         """Starts another worker in the place of this dead one, and gives it what that had not ended.

@@ -54,6 +54,7 @@ class DataPlane(PlaneLifecycle):
     ) -> None:
         self.failures, self.groups = ConsecutiveFailures(settings.max_failed_groups), GroupCounts()
         self.commands = dict[object, tuple[str, float]]()  # that have not ended, and when they came
+        self.generating = dict[asyncio.Task[Any] | None, str]()  # calls of `generate`, each with its group
         self.masked: Counter[DropReason] = Counter()  # tokens that the trainer masked
         super().__init__(settings, store, paused_store)
 
@@ -228,19 +229,26 @@ class DataPlane(PlaneLifecycle):
         Raises:
             CallError: the call failed for good.
         """
-        await self.ensure_started()
-        fields = {"stream_interval": STREAM_INTERVAL, **sampling}
-        call = Call(name, array("i", prompt_ids), fields, key=name, group=group, validation=validation, media=media)
-        generated = Generated()
-        async with aclosing(self.calls.stream(call)) as chunks:
-            async for chunk in chunks:
-                generated.ids.extend(chunk.ids)
-                generated.logprobs.extend(chunk.logprobs)
-                generated.versions.extend([chunk.version] * len(chunk.ids))
-                if chunk.error is not None:
-                    raise chunk.error
-                generated.finish = chunk.finish_reason or Finish.FAILED
-        return generated
+        task = asyncio.current_task()
+        self.generating[task] = group
+        try:
+            await self.ensure_started()
+            fields = {"stream_interval": STREAM_INTERVAL, **sampling}
+            call = Call(
+                name, array("i", prompt_ids), fields, key=name, group=group, validation=validation, media=media
+            )
+            generated = Generated()
+            async with aclosing(self.calls.stream(call)) as chunks:
+                async for chunk in chunks:
+                    generated.ids.extend(chunk.ids)
+                    generated.logprobs.extend(chunk.logprobs)
+                    generated.versions.extend([chunk.version] * len(chunk.ids))
+                    if chunk.error is not None:
+                        raise chunk.error
+                    generated.finish = chunk.finish_reason or Finish.FAILED
+            return generated
+        finally:
+            del self.generating[task]
 
     async def open_session(self, body: dict[str, Any]) -> dict[str, Any]:
         """Opens a session; `body` is that of POST /admin/sessions."""
@@ -270,6 +278,9 @@ class DataPlane(PlaneLifecycle):
 
     async def handed_over(self, uids: Sequence[str]) -> list[str]:
         """Of these prompts, those with a session that was acknowledged as kept, and whose outcome is not known yet."""
+        await self.ensure_started()
+        if self.sessions is None:
+            return []
         async with self._journaling() as sessions:
             await sessions.settled()
             return sessions.accounts.handed_over(uids)
@@ -277,7 +288,17 @@ class DataPlane(PlaneLifecycle):
     async def loops_lost(
         self, uids: Sequence[str], complete: Sequence[str], unwanted: Mapping[str, DropReason]
     ) -> None:
-        """The agent loops of these prompts are gone; those of `complete` had put all rows. See `lost_loops`."""
+        """The agent loops of these prompts are gone; those of `complete` had put all rows. See `lost_loops`.
+
+        Their calls of `generate` end before this returns: whoever begins the prompts again has calls of its own.
+        """
+        await self.ensure_started()
+        if left := {task for task, group in self.generating.items() if task is not None and group in uids}:
+            for task in left:
+                task.cancel()
+            await asyncio.wait(left)
+        if self.sessions is None:
+            return
         async with self._journaling() as sessions:
             await lost_loops.leave(sessions, self.runner_tasks, Left(set(uids), set(complete), unwanted))
 

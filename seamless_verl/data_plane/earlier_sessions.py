@@ -11,6 +11,7 @@ Invariants:
   of groups in steps after k: they are undone here, before the run gives steps of these numbers to others.
 - What is not taken up ends in the journal, and is counted with its reason: at the begin of this start or of the next
   one, or when its group was decided without it.
+- The journal deletes nothing that may be taken up, and nothing that was, until it is acknowledged (`needed`).
 """
 
 from __future__ import annotations
@@ -95,6 +96,7 @@ class EarlierSessions:
         self.candidates: dict[Place, EndedSession] = {}
         self.taken: dict[str, EndedSession] = {}
         self.offered: dict[str, Place] = {}  # candidates of this start that are not acknowledged, by session
+        self.handed: dict[str, str] = {}  # sessions that were handed over, and are needed again, with their prompts
         self.dropped_here: set[str] = set()  # sessions that this process ends itself, while the run has not begun
         self.begun_again: Counter[BegunAgain] = Counter()
         self.lost_tokens: Counter[BegunAgain] = Counter()
@@ -108,6 +110,7 @@ class EarlierSessions:
             return
         self.run, self.version = run, version
         self.candidates.clear()
+        self.handed.clear()
         for session in await self._undo_outcomes(await asyncio.to_thread(self.journal.ended_sessions)):
             if session.session_id in self.dropped_here:
                 continue
@@ -146,10 +149,10 @@ class EarlierSessions:
 
     async def restore(self) -> None:
         """After a restart of the data plane: what the last start of this run may take up."""
-        events = await asyncio.to_thread(self.journal.outside_events)
+        events = await asyncio.to_thread(self.journal.outside_events, BEGUN, RUN)
         if starts := [event for event in events if event.kind == RUN]:
             self.run, self.version = starts[-1].subject, int(starts[-1].detail["version"])
-            kinds = [event.kind for event in events if event.kind in (BEGUN, RUN)]
+            kinds = [event.kind for event in events]
             self.on_record = kinds[-1] == RUN and BEGUN in kinds  # each start writes the one, and then the other
             for session in await asyncio.to_thread(self.journal.ended_sessions):
                 self._judge(session)
@@ -169,7 +172,18 @@ class EarlierSessions:
         if session.newest > self.version:
             return BegunAgain.NEWER_WEIGHTS
         self.candidates[place_of(session)] = session
+        if session.stage is Stage.HANDED:
+            self.handed[session.session_id] = session.uid
         return None
+
+    def needed(self) -> Collection[str] | None:
+        """The sessions that the journal must not delete; None until the run has begun, since they are not known."""
+        return self.handed.keys() if self.begun or self.on_record else None
+
+    def decided(self, uids: Collection[str]) -> None:
+        """The groups of these prompts are decided: nobody takes up their sessions any more."""
+        for session_id in [name for name, uid in self.handed.items() if uid in uids and name not in self.taken]:
+            del self.handed[session_id]
 
     @property
     def uids(self) -> frozenset[str]:
@@ -219,7 +233,8 @@ class EarlierSessions:
         self.lost_tokens[why] += tokens
 
     def acknowledged(self, session_id: str, kept: bool) -> None:
-        """One that was dropped is not taken up any more."""
+        """One that was dropped is not taken up any more, and none is needed any more."""
+        self.handed.pop(session_id, None)
         if (place := self.offered.pop(session_id, None)) is not None and not kept:
             self.candidates.pop(place, None)
 
@@ -234,6 +249,7 @@ class EarlierSessions:
             return
         if why in (BegunAgain.RUNNING, BegunAgain.NEWER_WEIGHTS):
             self._lose(session.session_id, session.uid, session.settings, self.version)
+        self.handed.pop(session.session_id, None)
         reason = f"its run was stopped, and began it again ({why})"
         if session.stage is Stage.HANDED:
             await self.journal.append(undone(session.session_id, reason))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Callable, Collection
 from contextlib import suppress
 
 from seamless_verl.errors import JournalError
@@ -17,12 +18,19 @@ DAY_S, GIB = 24 * 3600.0, 1 << 30
 class KeptJournal:
     """Deletes sessions that were handed over more than `days` ago, and the oldest while the file is above `gib`.
 
-    None is no bound. Nobody waits for a deletion: what is deleted was written days or gigabytes ago. Invariant: `task`
-    is the only one that compacts; `check` is called in the event loop.
+    None is no bound. Nobody waits for a deletion: what is deleted was written days or gigabytes ago. `needed` gives the
+    sessions that stay in any case, None while they are not known: then nothing is deleted. Invariant: `task` is the
+    only one that compacts; `check` is called in the event loop.
     """
 
-    def __init__(self, journal: Journal, days: float | None, gib: float | None) -> None:
-        self.journal, self.days, self.gib = journal, days, gib
+    def __init__(
+        self,
+        journal: Journal,
+        days: float | None,
+        gib: float | None,
+        needed: Callable[[], Collection[str] | None] = frozenset,
+    ) -> None:
+        self.journal, self.days, self.gib, self._needed = journal, days, gib, needed
         self.deleted, self.used_bytes = 0, 0
         self.task: asyncio.Task[CompactionResult] | None = None
 
@@ -36,7 +44,9 @@ class KeptJournal:
             if not self.task.done():
                 return
             self._take(self.task.result())
-        self.task = asyncio.create_task(self._compact())
+        self.task = None
+        if (needed := self._needed()) is not None:
+            self.task = asyncio.create_task(self._compact(frozenset(needed)))
 
     def _take(self, result: CompactionResult) -> None:
         self.used_bytes = result.used_bytes
@@ -48,9 +58,9 @@ class KeptJournal:
             )
         self.deleted += result.sessions
 
-    async def _compact(self) -> CompactionResult:
+    async def _compact(self, needed: Collection[str]) -> CompactionResult:
         before = 0.0 if self.days is None else time.time() - self.days * DAY_S
-        return await self.journal.compact(before, None if self.gib is None else int(self.gib * GIB))
+        return await self.journal.compact(before, None if self.gib is None else int(self.gib * GIB), needed)
 
     async def end(self) -> None:
         """After the journal was closed, which ends a deletion that is under way."""

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from seamless_verl.data_plane.lease_book import LeasedTask, LeaseTerms
-from seamless_verl.journal import BEGUN, OutsideEvent
+from seamless_verl.journal import BEGUN, LEASED, OutsideEvent
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ def leased(lease_id: str, task: LeasedTask, session_id: str) -> OutsideEvent:
         "attempt": task.attempts,
         "terms": asdict(task.terms),
     }
-    return event("leased", lease_id, detail)
+    return event(LEASED, lease_id, detail)
 
 
 def live_leases(events: Sequence[OutsideEvent]) -> list[LiveLease]:
@@ -52,7 +52,7 @@ def live_leases(events: Sequence[OutsideEvent]) -> list[LiveLease]:
     live = dict[str, dict[str, Any]]()
     outcomes = dict[str, dict[str, Any]]()
     for found in events[begun + 1 :]:
-        if found.kind == "leased":
+        if found.kind == LEASED:
             live[found.subject] = found.detail
         elif found.kind == "done":
             outcomes[found.subject] = found.detail["outcome"]
@@ -78,7 +78,7 @@ def again(restored: Sequence[LiveLease]) -> list[OutsideEvent]:
             "attempt": live.attempt,
             "terms": asdict(live.terms),
         }
-        events.append(event("leased", live.lease_id, detail))
+        events.append(event(LEASED, live.lease_id, detail))
         if live.outcome is not None:
             events.append(event("done", live.lease_id, {"task": live.task_id, "outcome": live.outcome}))
     return events

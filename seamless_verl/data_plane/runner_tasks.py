@@ -34,7 +34,7 @@ from seamless_verl.data_plane.lease_book import (
     LeaseBook,
     LeasedTask,
 )
-from seamless_verl.data_plane.lease_events import LiveLease, again, event, leased, live_leases
+from seamless_verl.data_plane.lease_events import LiveLease, again, event, leased
 from seamless_verl.data_plane.lease_expiry import LeaseExpiry
 from seamless_verl.data_plane.lease_sessions import NO_RUNNER, UNWANTED, LeaseSessions
 from seamless_verl.data_plane.sessions import Sessions
@@ -367,8 +367,7 @@ class RunnerTasks:
 
     async def _restore(self) -> list[LiveLease]:
         """Restores the leases and results of earlier processes, and ends sessions that belong to no lease."""
-        events = await asyncio.to_thread(self.sessions.journal.outside_events)
-        restored = [live for live in live_leases(events) if live.session_id in self.sessions.closed]  # not handed over
+        restored = [live for live in self.sessions.live_leases if live.session_id in self.sessions.closed]
         for live in restored:
             self._restore_lease(live)
         for session_id in [name for name in self.sessions.closed if name not in self.lease_sessions]:

@@ -38,7 +38,7 @@ from seamless_verl.data_plane.finished_sessions import (
     TakenUpSession,
 )
 from seamless_verl.data_plane.kept_journal import KeptJournal
-from seamless_verl.data_plane.lease_events import live_leases
+from seamless_verl.data_plane.lease_events import LiveLease, live_leases
 from seamless_verl.data_plane.lost_sessions import LostSessions
 from seamless_verl.data_plane.restart import held_sockets
 from seamless_verl.data_plane.session_accounts import SessionAccounts
@@ -85,7 +85,8 @@ class Sessions:
         self.discards: set[asyncio.Task[None]] = set()  # of sessions that nobody trains
         self.earlier: EarlierSessions
         self.lost: LostSessions
-        self.leased: dict[str, OpenSession] = {}  # open sessions of leases of earlier processes, by their ids
+        self.live_leases: list[LiveLease] = []  # of earlier processes
+        self.leased: dict[str, OpenSession] = {}  # open sessions of these, by their ids
 
     async def start(self, *, restarted: bool, outside: OutsideApi | None = None) -> None:
         """Starts the gateway; `restarted` after a death, it continues the sessions that were open then.
@@ -102,12 +103,14 @@ class Sessions:
         from seamless_verl.gateway.server import Gateway, GatewaySettings
 
         self.journal = await self._open_journal()
-        self.kept_journal = KeptJournal(self.journal, self.settings.journal_days, self.settings.journal_gib)
         self.lost = LostSessions(self.journal)
         self.earlier = EarlierSessions(self.journal, self._end_earlier, self.lost.add)
+        bounds = self.settings.journal_days, self.settings.journal_gib
+        self.kept_journal = KeptJournal(self.journal, *bounds, self.earlier.needed)
         open_sessions = await asyncio.to_thread(self.journal.restore)
         self.recorder = JournalRecorder(self.journal, on_closed=self._session_closed)
-        live = {lease.session_id for lease in live_leases(await asyncio.to_thread(self.journal.outside_events))}
+        self.live_leases = live_leases(await asyncio.to_thread(self.journal.open_leases))
+        live = {lease.session_id for lease in self.live_leases}
         kept = [one for one in open_sessions if one.session_id in live and run_of(one) is not None]
         self.leased = open_sessions_of(kept)
         if restarted:
@@ -352,6 +355,7 @@ class Sessions:
         decided_uids = {one.uid for one in groups if one.outcome is not GroupOutcome.DEFERRED}
         await self._end_left({one.uid: one.outcome for one in groups})
         await self.earlier.end_unwanted(decided_uids)
+        self.earlier.decided({one.uid for one in groups})
         await self._end_orphans(decided_uids)
         self.lost.forget({one.uid for one in groups})
         self.accounts.decided(groups)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from seamless_verl.journal.events import (
     BEGUN,
+    LEASED,
     RUN,
     UNDONE,
     CallEnded,
@@ -34,6 +35,7 @@ from seamless_verl.journal.writer import SqliteJournal
 
 __all__ = [
     "BEGUN",
+    "LEASED",
     "RUN",
     "UNDONE",
     "CallEnded",

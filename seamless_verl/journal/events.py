@@ -139,7 +139,8 @@ class RequestRefused:
 class OutsideEvent:
     """What programs outside of the run did, or were refused; `subject` is a lease, a session or an address.
 
-    The events of kind `begun` each begin the record of one run.
+    The events of kind `begun` each begin the record of one run. Events of a lease stay as long as a restart needs them:
+    until its `session` is handed over, and none of an earlier run's.
     """
 
     kind: str
@@ -150,8 +151,9 @@ class OutsideEvent:
 
 BEGUN = "begun"
 RUN = "run"
+LEASED = "leased"
 """The kinds of the events of a run's starts: its runner tasks began anew, and it went on from the weights of a version.
-What a restarted data plane needs; there is one of each a start."""
+What a restarted data plane needs; there is one of each a start. And of the begin of a lease, with its `session`."""
 UNDONE = "undone"
 """The kind of an event whose subject is a session: it was handed over, but what had its tokens is gone, as after a stop
 of the whole run. Readers count it as dropped, for the `reason` of the event."""

@@ -18,7 +18,7 @@ HANDED, recorded when the consumer has everything: it never receives the session
 from __future__ import annotations
 
 from array import array
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Protocol
@@ -60,8 +60,14 @@ class Journal(Protocol):
         """All sessions on record, oldest first."""
         ...
 
-    def compact(self, before: float, max_bytes: int | None = None) -> Awaitable[CompactionResult]:
-        """Deletes sessions handed over before that time, then the oldest handed over while over `max_bytes`."""
+    def compact(
+        self, before: float, max_bytes: int | None = None, keep: Collection[str] = ()
+    ) -> Awaitable[CompactionResult]:
+        """Deletes what is older than that, then the oldest while over `max_bytes`.
+
+        That is sessions that were handed over, but those of `keep`, and before these the events from outside of the
+        run that no restart needs.
+        """
         ...
 
     def close(self) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from seamless_verl.errors import ConfigError, JournalError, shorten
-from seamless_verl.journal.events import UNDONE, GroupOutcome, OutsideEvent, RequestRefused
+from seamless_verl.journal.events import BEGUN, LEASED, UNDONE, GroupOutcome, OutsideEvent, RequestRefused
 from seamless_verl.journal.protocol import (
     EndedSession,
     SessionSummary,
@@ -135,13 +135,26 @@ class JournalReader:
             row = db.execute("SELECT 1 FROM sessions WHERE session_id=?", (session_id,)).fetchone()
             return _read_session(db, session_id) if row else None
 
-    def outside_events(self) -> tuple[OutsideEvent, ...]:
-        """What programs outside of the run did, or were refused, in the order of events."""
+    def outside_events(self, *kinds: str) -> tuple[OutsideEvent, ...]:
+        """What programs outside of the run did, or were refused, in the order of events; of these kinds, or of all."""
         with self.snapshot() as db:
             if not db.execute("SELECT 1 FROM sqlite_master WHERE name='outside_events'").fetchone():
                 return ()  # a file of an earlier release that nobody has written since
-            rows = db.execute("SELECT kind, subject, detail, at FROM outside_events ORDER BY n").fetchall()
+            where = f"WHERE kind IN ({', '.join('?' * len(kinds))})" if kinds else ""
+            rows = db.execute(f"SELECT kind, subject, detail, at FROM outside_events {where} ORDER BY n", kinds)
             return tuple(OutsideEvent(kind, subject, from_json(detail), at) for kind, subject, detail, at in rows)
+
+    def open_leases(self) -> tuple[OutsideEvent, ...]:
+        """The events of this run's leases whose sessions were not handed over, in their order."""
+        begun = f"(SELECT COALESCE(MAX(n), 0) FROM outside_events WHERE kind='{BEGUN}')"
+        with self.snapshot() as db:
+            leases = db.execute(f"SELECT subject, detail FROM outside_events WHERE kind='{LEASED}' AND n > {begun}")
+            query = f"SELECT session_id FROM sessions WHERE {STAGE} < {STAGES.index(Stage.HANDED)}"
+            sessions = {row[0] for row in db.execute(query)}
+            found = [lease for lease, detail in leases if sessions and from_json(detail).get("session") in sessions]
+            query = f"SELECT n, kind, subject, detail, at FROM outside_events WHERE subject=? AND n > {begun}"
+            rows = sorted(row for lease in dict.fromkeys(found) for row in db.execute(query, (lease,)))
+            return tuple(OutsideEvent(kind, subject, from_json(detail), at) for _, kind, subject, detail, at in rows)
 
     def has_writer(self) -> bool:
         """Whether a process has the journal open for writing now; True if that cannot be determined."""

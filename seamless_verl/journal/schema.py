@@ -53,6 +53,7 @@ INDEXES = {
     "rewards": "session",
     "refused": "session",
     "stages": "stage, at",
+    "outside_events": "subject, kind",
 }
 
 PRIVATE = 0o600  # the mode of a new file; SQLite gives its log the same

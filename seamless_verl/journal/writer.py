@@ -7,7 +7,8 @@ Invariants:
 - Only the writer thread uses the writing connection and the validator.
 - An append is resolved after the commit that holds its events, never earlier.
 - After a failure of the disk nothing is accepted until the journal is opened again, so no call can have a gap.
-- Compaction deletes only HANDED sessions, each in one transaction, so a reader sees all of a session or nothing.
+- Compaction deletes only HANDED sessions, each in one transaction, so a reader sees all of a session or nothing, and of
+  the events from outside of the run what no restart needs.
 
 Callers wait for their appends, so the number of callers bounds the queue.
 """
@@ -16,27 +17,30 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
+import sys
 import threading
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, islice
+from math import inf
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from types import TracebackType
 from typing import Any, TypeAlias
 
 from seamless_verl.errors import JournalError
-from seamless_verl.journal.events import BEGUN, RUN, Event
+from seamless_verl.journal.events import BEGUN, LEASED, RUN, UNDONE, Event
 from seamless_verl.journal.protocol import CompactionResult, Stage
-from seamless_verl.journal.reader import JournalReader
-from seamless_verl.journal.schema import open_for_writing
+from seamless_verl.journal.reader import STAGE, JournalReader
+from seamless_verl.journal.schema import from_json, open_for_writing
 from seamless_verl.journal.validator import STAGES, Rows, Validator
 
 MAX_GROUP = 1024  # appends in one transaction, so that the first of them does not wait for ever
 ROWS_PER_STATEMENT = 64  # a power of two; each statement releases the interpreter lock and must acquire it again
 DELETED_AT_ONCE = 32  # sessions; appends that wait meanwhile are late by a few milliseconds
+EVENTS_AT_ONCE = 256  # from outside of the run, that are looked at in one step
 VACUUM_PAGES = 2000  # returned to the file system in one step; a few milliseconds
 HANDED = STAGES.index(Stage.HANDED)
 
@@ -54,8 +58,10 @@ class PendingAppend:
 class _PendingCompaction:
     before: float
     max_bytes: int | None
+    keep: Collection[str]
     waiter: Future[CompactionResult]
     sessions: int = 0
+    looked_at: int = 0  # the last row of the events from outside that it has looked at
 
 
 _Job: TypeAlias = PendingAppend | _PendingCompaction | None  # None: stop
@@ -98,9 +104,11 @@ class SqliteJournal(JournalReader):
         self._enqueue(PendingAppend(events, waiter, None))
         return waiter
 
-    async def compact(self, before: float, max_bytes: int | None = None) -> CompactionResult:
+    async def compact(
+        self, before: float, max_bytes: int | None = None, keep: Collection[str] = ()
+    ) -> CompactionResult:
         """See `Journal.compact`; appends are written between its steps."""
-        job = _PendingCompaction(before, max_bytes, Future())
+        job = _PendingCompaction(before, max_bytes, keep, Future())
         self._enqueue(job)
         return await asyncio.wrap_future(job.waiter)
 
@@ -159,8 +167,12 @@ class SqliteJournal(JournalReader):
                 self._compact(db, job)
 
     def _compact(self, db: sqlite3.Connection, job: _PendingCompaction) -> None:
-        deleted, more = compact_step(db, job.before, job.max_bytes)
-        job.sessions += deleted
+        if (looked_at := delete_events(db, job.before, job.max_bytes, job.looked_at)) is not None:
+            job.looked_at, more = looked_at, True
+        else:
+            job.looked_at = sys.maxsize
+            deleted, more = compact_step(db, job.before, job.max_bytes, job.keep)
+            job.sessions += deleted
         if more:
             self._queue.put(job)
         else:
@@ -269,11 +281,45 @@ def _resolve(append: PendingAppend, error: Exception | None) -> None:
         append.waiter.set_exception(error)
 
 
-def compact_step(db: sqlite3.Connection, before: float, max_bytes: int | None) -> tuple[int, bool]:
+def delete_events(db: sqlite3.Connection, before: float, max_bytes: int | None, behind: int) -> int | None:
+    """Deletes events from outside of the run behind this row that are too old, or any while the file is too large.
+
+    Returns the last row that it looked at; None if there is no more to look at.
+    """
+    until = inf if is_too_large(db, max_bytes) else before
+    query = "SELECT n, kind, subject FROM outside_events WHERE n > ? AND at < ? ORDER BY n LIMIT ?"
+    rows = db.execute(query, (behind, until, EVENTS_AT_ONCE)).fetchall()
+    if not rows:
+        return None
+    begun = int(db.execute("SELECT COALESCE(MAX(n), 0) FROM outside_events WHERE kind=?", (BEGUN,)).fetchone()[0])
+    gone = [(n,) for n, kind, subject in rows if not _is_needed(db, kind, subject, begun)]
+    db.execute("BEGIN IMMEDIATE")
+    db.executemany("DELETE FROM outside_events WHERE n=?", gone)
+    db.execute("COMMIT")
+    return int(rows[-1][0])
+
+
+def _is_needed(db: sqlite3.Connection, kind: str, subject: str, begun: int) -> bool:
+    """Whether a restart, or a reader of a session that is on record, needs this event."""
+    if kind in (BEGUN, RUN):
+        return True
+    if kind == UNDONE:
+        return db.execute("SELECT 1 FROM sessions WHERE session_id=?", (subject,)).fetchone() is not None
+    query = "SELECT detail FROM outside_events WHERE subject=? AND kind=? AND n > ?"
+    lease = db.execute(query, (subject, LEASED, begun)).fetchone()
+    if lease is None:
+        return False
+    query = f"SELECT {STAGE} FROM sessions WHERE session_id=?"
+    stage = db.execute(query, (from_json(lease[0]).get("session"),)).fetchone()
+    return stage is not None and stage[0] < HANDED
+
+
+def compact_step(
+    db: sqlite3.Connection, before: float, max_bytes: int | None, keep: Collection[str] = ()
+) -> tuple[int, bool]:
     """One step of a compaction: (number of sessions deleted, whether there is more to do)."""
-    if deleted := _delete_some(db, before, max_bytes):
+    if deleted := _delete_some(db, before, max_bytes, keep):
         return deleted, True
-    db.execute("DELETE FROM outside_events WHERE at < ? AND kind NOT IN (?, ?)", (before, BEGUN, RUN))
     if _pragma(db, "freelist_count") > 0:
         db.executescript(f"PRAGMA incremental_vacuum({VACUUM_PAGES})")  # `execute` returns after its first page
         db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()  # the file shrinks now; PASSIVE waits for no reader
@@ -285,25 +331,26 @@ def used_bytes(db: sqlite3.Connection) -> int:
     return (_pragma(db, "page_count") - _pragma(db, "freelist_count")) * _pragma(db, "page_size")
 
 
-def _delete_some(db: sqlite3.Connection, before: float, max_bytes: int | None) -> int:
-    """Deletes up to `DELETED_AT_ONCE` sessions in one transaction; returns how many."""
+def is_too_large(db: sqlite3.Connection, max_bytes: int | None) -> bool:
+    return max_bytes is not None and used_bytes(db) > max_bytes
+
+
+def _delete_some(db: sqlite3.Connection, before: float, max_bytes: int | None, keep: Collection[str]) -> int:
+    """Deletes up to `DELETED_AT_ONCE` sessions in one transaction, those that were handed over first; returns how many.
+
+    All are old enough, or the file is too large with them.
+    """
+    query = "SELECT session, session_id, stages.at FROM stages JOIN sessions ON n=session WHERE stage=? ORDER BY at"
+    handed = ((n, at) for n, session_id, at in db.execute(query, (HANDED,)) if session_id not in keep)
     deleted = 0
     db.execute("BEGIN IMMEDIATE")
-    while deleted < DELETED_AT_ONCE and (session := _find_deletable(db, before, max_bytes)) is not None:
+    for session, at in list(islice(handed, DELETED_AT_ONCE)):
+        if not (at < before or is_too_large(db, max_bytes)):
+            break
         _delete(db, session)
         deleted += 1
     db.execute("COMMIT")
     return deleted
-
-
-def _find_deletable(db: sqlite3.Connection, before: float, max_bytes: int | None) -> int | None:
-    """The session that was handed over first, if it is old enough or the file too large."""
-    query = "SELECT session, at FROM stages WHERE stage=? ORDER BY at LIMIT 1"
-    oldest = db.execute(query, (HANDED,)).fetchone()
-    if oldest is None:
-        return None
-    too_large = max_bytes is not None and used_bytes(db) > max_bytes
-    return int(oldest[0]) if oldest[1] < before or too_large else None
 
 
 def _delete(db: sqlite3.Connection, session: int) -> None:

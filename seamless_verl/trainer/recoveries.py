@@ -93,8 +93,7 @@ class LoopRestarts:
     def __init__(self, loops: SeamlessAgentLoopManager | None, trainer: SeamlessTrainer) -> None:
         self.loops, self.starting = loops, dict[int, BackgroundTask[None]]()
         if loops is not None:
-            planes = trainer.data_plane.actors if trainer.seamless.gateway.enabled else ()
-            loops.begin_watch(trainer.seamless.loop_worker_restarts, trainer.data_plane.actor, planes)
+            loops.begin_watch(trainer.seamless.loop_worker_restarts, trainer.data_plane.actors)
 
     def replaces(self, name: str) -> bool:
         """Whether it is one of these workers."""

@@ -81,6 +81,19 @@ class StubServer:
         return self.engine.running
 
 
+class Caller:
+    """An agent loop worker with calls of verl's own loops."""
+
+    def begin(self, planes: list[Any]) -> None:
+        """One of each of two prompts in each data plane; it does not wait for them."""
+        groups = enumerate(["lost", "other"])
+        self.calls = [
+            plane.generate.remote(f"of {group}", [number, 2, 3], {"max_tokens": 1000}, group)
+            for number, group in groups
+            for plane in planes
+        ]
+
+
 class Plane:
     """A data plane with its replicas; a test calls its methods in the place of the trainer."""
 
@@ -94,8 +107,9 @@ class Plane:
         delay_s: float,
         restarts: int = 0,
         journal_gib: float = 4.0,
+        enabled: bool = True,
     ) -> None:
-        gateway = {"enabled": True, "shards": shards, "max_failed_groups": 3, "journal_gib": journal_gib}
+        gateway = {"enabled": enabled, "shards": shards, "max_failed_groups": 3, "journal_gib": journal_gib}
         self.config: DictConfig = OmegaConf.create(
             {
                 "actor_rollout_ref": {

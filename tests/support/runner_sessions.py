@@ -10,6 +10,7 @@ from typing import Any
 
 from seamless_verl.client.messages import WAIT_S
 from seamless_verl.data_plane.lease_book import LeaseTerms
+from seamless_verl.data_plane.lease_events import live_leases
 from seamless_verl.data_plane.runner_requests import RunnerRequests
 from seamless_verl.data_plane.runner_tasks import RunnerTasks
 from seamless_verl.data_plane.tasks import TaskOrder
@@ -32,7 +33,8 @@ class MemorySessions:
         self.kept, self.steps = Kept(list(events)), steps
         self.closed = {name: asyncio.Event() for name in open_sessions}
         self.metadata: dict[str, dict[str, Any]] = dict(open_sessions)
-        self.journal = SimpleNamespace(append=self._append, outside_events=lambda: tuple(self.kept.events))
+        self.journal = SimpleNamespace(append=self._append)
+        self.live_leases = live_leases(events)
         table = SimpleNamespace(check_room=lambda: None, get=self._session)
         self.gateway = SimpleNamespace(table=table)
         self.leased: dict[str, Any] = {}

@@ -84,6 +84,41 @@ async def test_what_had_ended_is_taken_up_once_also_by_a_third_start(nano: Path,
     assert [found[name] for name in (whole, part, trained, running)] == ["step 2", "step 2", "step 1", "dropped"]
 
 
+async def on_record(started: Sessions) -> set[str]:
+    """The sessions that are left when the journal has deleted all that it may."""
+    started.kept_journal.gib = 0.0
+    started.kept_journal.check()
+    if started.kept_journal.task is not None:
+        await started.kept_journal.task
+    return {session.session_id for session in started.journal.sessions()}
+
+
+async def test_the_journal_deletes_what_was_taken_up_only_when_it_was_acknowledged(nano: Path, tmp_path: Path) -> None:
+    journal = tmp_path / "journal.sqlite"
+    async with asyncio.timeout(120):
+        async with sessions(nano, journal, restarted=False) as first:
+            await begun(first)
+            uids = ("u", "u", "failed", "trained")
+            names = [await handed(first, uid, str(sample)) for sample, uid in enumerate(uids)]
+            await first.record_groups([GroupDecided("trained", GroupOutcome.TRAINED, 1)])
+        taken, waiting, failed, _ = names
+        async with sessions(nano, journal, restarted=False, version=1) as later:
+            assert await on_record(later) == {*names}, "it is not known yet what is needed"
+            await begun(later, 1)
+            assert await later.take_up("u", "0", 1, 1) is not None
+            assert await on_record(later) == {taken, waiting, failed}
+            await later.record_groups([GroupDecided("failed", GroupOutcome.FAILED, 2)])
+            await later.acknowledge(taken, True, HandedNote("u"))
+            assert outcomes(journal)[taken] == "queued"
+            assert await on_record(later) == {waiting}
+        async with sessions(nano, journal, restarted=True, version=1) as restarted:
+            assert await on_record(restarted) == {waiting}
+            assert await restarted.take_up("u", "1", 1, 1) is not None
+            await restarted.acknowledge(waiting, False, HandedNote("u", "its group failed"))
+            assert outcomes(journal) == {waiting: "dropped"}
+            assert await on_record(restarted) == set()
+
+
 async def test_a_session_that_is_dropped_while_the_run_begins_ends_once(
     nano: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,7 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import ray
 from support.local_plane import LocalDataPlane, MemoryStore
+from support.plane import Caller
+from support.plane import plane as stub_plane
 from support.runner_plane import RunnerApi, finish, order, runner_plane, submitted
 from support.sessions import complete_chat
 
@@ -216,3 +219,26 @@ async def test_a_session_of_an_earlier_start_that_was_taken_up_is_left_as_any_ot
             assert (account.trained, account.dropped.get(DropReason.DEFERRED, 0)) == ((9, 0) if complete else (0, 9))
             assert outcomes(journal)[name] == ("queued" if complete else "dropped")
         assert not plane.sessions.accounts.unacknowledged
+
+
+@pytest.mark.parametrize("gateway", [True, False])
+def test_calls_of_verls_loops_end_with_the_prompts_of_a_dead_worker(nano: Path, tmp_path: Path, gateway: bool) -> None:
+    with stub_plane(nano / "model", tmp_path, shards=2, replicas=1, delay_s=0.2, enabled=gateway) as running:
+        running.commit(1)
+        planes = running.client.actors
+
+        def counted(name: str) -> list[float]:
+            return [metrics[name] for metrics in ray.get([one.metrics.remote() for one in planes])]
+
+        worker = ray.remote(Caller).options(num_cpus=0).remote()
+        ray.get(worker.begin.remote(planes))
+        while counted("calls/running") != [2, 2]:
+            pass  # bounded by the test's own timeout
+        ray.kill(worker)
+        ray.get([one.loops_lost.remote(["lost"], [], {}) for one in planes])
+        assert counted("calls/running") == counted("calls/cancelled") == [1, 1], "each has one of a prompt that goes on"
+        assert ray.get(running.servers[0].running.remote()) == 2
+        assert ray.get([one.handed_over.remote(["lost"]) for one in planes]) == [[], []]
+        before = counted("calls/tokens")
+        while not all(now > then for now, then in zip(counted("calls/tokens"), before, strict=True)):
+            pass  # bounded by the test's own timeout

@@ -9,11 +9,14 @@ from concurrent.futures import Future
 from contextlib import closing
 from pathlib import Path
 
+import pytest
 from support.journal import call_ended, call_started, chunk_appended, generated_ids, open_journal, session_opened, write
 
 from seamless_verl.journal import (
     BEGUN,
+    LEASED,
     RUN,
+    UNDONE,
     HandedOver,
     HandOverBegun,
     OutsideEvent,
@@ -103,6 +106,59 @@ async def test_the_starts_of_runs_are_kept(tmp_path: Path) -> None:
             await journal.append(OutsideEvent(kind, "it", {}, 1.0))
         await journal.compact(2.0)
         assert [event.kind for event in journal.outside_events()] == [BEGUN, RUN]
+
+
+def lease(journal: SqliteJournal, name: str, *, session: str, at: float) -> None:
+    """The begin and the result of a lease."""
+    write(journal, OutsideEvent(LEASED, name, {"task": f"t {name}", "session": session}, at))
+    write(journal, OutsideEvent("done", name, {"task": f"t {name}", "outcome": {"text": "x" * 300}}, at))
+
+
+def hand_over(journal: SqliteJournal, name: str, at: float) -> None:
+    write(journal, SessionClosed(name, "done"), HandOverBegun(name), HandedOver(name, at, {"kept": True}))
+
+
+@pytest.mark.parametrize(("before", "max_bytes"), [(100.0, None), (0.0, 110_000)])
+async def test_leases_leave_as_sessions_do_and_what_a_restart_needs_stays(
+    tmp_path: Path, before: float, max_bytes: int | None
+) -> None:
+    with open_journal(tmp_path) as journal:
+        write(journal, OutsideEvent(BEGUN, "", {}, 1.0), session_opened("live"), session_opened("undone"))
+        lease(journal, "of an earlier start", session="live", at=2.0)
+        write(journal, OutsideEvent(BEGUN, "", {}, 3.0), OutsideEvent(RUN, "run", {"version": 1}, 3.0))
+        lease(journal, "live", session="live", at=4.0)
+        for number in range(300):
+            write(journal, session_opened(f"s{number}"))
+            lease(journal, f"l{number}", session=f"s{number}", at=5.0)
+            hand_over(journal, f"s{number}", 150.0)
+        hand_over(journal, "undone", 160.0)
+        write(journal, OutsideEvent(UNDONE, "undone", {}, 6.0), OutsideEvent(UNDONE, "deleted", {}, 6.0))
+        write(journal, OutsideEvent("refused", "an address", {}, 7.0), OutsideEvent("refused", "live", {}, 200.0))
+        assert [one.subject for one in journal.open_leases()] == ["live", "live", "live"]
+        used = (await journal.compact(0.0)).used_bytes
+        assert used > 200_000 and len(journal.outside_events()) == 611
+        used = (await journal.compact(before, max_bytes)).used_bytes
+        assert used <= (max_bytes or 200_000)
+        left = [(event.kind, event.subject) for event in journal.outside_events()]
+        kept = [(BEGUN, ""), (BEGUN, ""), (RUN, "run"), (LEASED, "live"), ("done", "live"), (UNDONE, "undone")]
+        assert left == [*kept, ("refused", "live")]
+        assert {"live", "undone"} <= {session.session_id for session in journal.sessions()}
+        hand_over(journal, "live", 300.0)
+        assert journal.open_leases() == ()
+        await journal.compact(0.0, 0)
+        assert {event.kind for event in journal.outside_events()} == {BEGUN, RUN, UNDONE}
+        await journal.compact(0.0, 0)
+        assert not journal.sessions() and {event.kind for event in journal.outside_events()} == {BEGUN, RUN}
+
+
+async def test_sessions_that_are_needed_stay_however_large_and_old(tmp_path: Path) -> None:
+    with open_journal(tmp_path) as journal:
+        for number in range(DELETED_AT_ONCE * 2):
+            write(journal, session_opened(f"s{number}"))
+            hand_over(journal, f"s{number}", float(number))
+        needed = {f"s{number}" for number in range(0, DELETED_AT_ONCE * 2, 2)}
+        assert (await journal.compact(1000.0, 0, needed)).sessions == DELETED_AT_ONCE
+        assert {session.session_id for session in journal.sessions()} == needed
 
 
 def test_freed_pages_are_given_back_many_at_once(tmp_path: Path) -> None:
