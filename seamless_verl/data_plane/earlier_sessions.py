@@ -96,7 +96,7 @@ class EarlierSessions:
         self.candidates: dict[Place, EndedSession] = {}
         self.taken: dict[str, EndedSession] = {}
         self.offered: dict[str, Place] = {}  # candidates of this start that are not acknowledged, by session
-        self.handed: dict[str, str] = {}  # sessions that were handed over, and are needed again, with their prompts
+        self.handed_over: dict[str, str] = {}  # sessions that were handed over, and are needed again, with their prompts
         self.dropped_here: set[str] = set()  # sessions that this process ends itself, while the run has not begun
         self.begun_again: Counter[BegunAgain] = Counter()
         self.lost_tokens: Counter[BegunAgain] = Counter()
@@ -110,7 +110,7 @@ class EarlierSessions:
             return
         self.run, self.version = run, version
         self.candidates.clear()
-        self.handed.clear()
+        self.handed_over.clear()
         for session in await self._undo_outcomes(await asyncio.to_thread(self.journal.ended_sessions)):
             if session.session_id in self.dropped_here:
                 continue
@@ -173,17 +173,17 @@ class EarlierSessions:
             return BegunAgain.NEWER_WEIGHTS
         self.candidates[place_of(session)] = session
         if session.stage is Stage.HANDED:
-            self.handed[session.session_id] = session.uid
+            self.handed_over[session.session_id] = session.uid
         return None
 
     def needed(self) -> Collection[str] | None:
         """The sessions that the journal must not delete; None until the run has begun, since they are not known."""
-        return self.handed.keys() if self.begun or self.on_record else None
+        return self.handed_over.keys() if self.begun or self.on_record else None
 
     def decided(self, uids: Collection[str]) -> None:
         """The groups of these prompts are decided: nobody takes up their sessions any more."""
-        for session_id in [name for name, uid in self.handed.items() if uid in uids and name not in self.taken]:
-            del self.handed[session_id]
+        for session_id in [name for name, uid in self.handed_over.items() if uid in uids and name not in self.taken]:
+            del self.handed_over[session_id]
 
     @property
     def uids(self) -> frozenset[str]:
@@ -234,7 +234,7 @@ class EarlierSessions:
 
     def acknowledged(self, session_id: str, kept: bool) -> None:
         """One that was dropped is not taken up any more, and none is needed any more."""
-        self.handed.pop(session_id, None)
+        self.handed_over.pop(session_id, None)
         if (place := self.offered.pop(session_id, None)) is not None and not kept:
             self.candidates.pop(place, None)
 
@@ -249,7 +249,7 @@ class EarlierSessions:
             return
         if why in (BegunAgain.RUNNING, BegunAgain.NEWER_WEIGHTS):
             self._lose(session.session_id, session.uid, session.settings, self.version)
-        self.handed.pop(session.session_id, None)
+        self.handed_over.pop(session.session_id, None)
         reason = f"its run was stopped, and began it again ({why})"
         if session.stage is Stage.HANDED:
             await self.journal.append(undone(session.session_id, reason))

@@ -61,6 +61,7 @@ class _PendingCompaction:
     keep: Collection[str]
     waiter: Future[CompactionResult]
     sessions: int = 0
+    begun: int | None = None  # the row in which the record of this run began
     looked_at: int = 0  # the last row of the events from outside that it has looked at
 
 
@@ -167,7 +168,9 @@ class SqliteJournal(JournalReader):
                 self._compact(db, job)
 
     def _compact(self, db: sqlite3.Connection, job: _PendingCompaction) -> None:
-        if (looked_at := delete_events(db, job.before, job.max_bytes, job.looked_at)) is not None:
+        if job.begun is None:
+            job.begun = _last_begin(db)
+        if (looked_at := _delete_events(db, job, job.begun)) is not None:
             job.looked_at, more = looked_at, True
         else:
             job.looked_at = sys.maxsize
@@ -281,17 +284,21 @@ def _resolve(append: PendingAppend, error: Exception | None) -> None:
         append.waiter.set_exception(error)
 
 
-def delete_events(db: sqlite3.Connection, before: float, max_bytes: int | None, behind: int) -> int | None:
-    """Deletes events from outside of the run behind this row that are too old, or any while the file is too large.
+def _last_begin(db: sqlite3.Connection) -> int:
+    """The row of the last event of kind BEGUN."""
+    return int(db.execute("SELECT COALESCE(MAX(n), 0) FROM outside_events WHERE kind=?", (BEGUN,)).fetchone()[0])
+
+
+def _delete_events(db: sqlite3.Connection, job: _PendingCompaction, begun: int) -> int | None:
+    """Deletes some events from outside of the run that are too old, or any while the file is too large.
 
     Returns the last row that it looked at; None if there is no more to look at.
     """
-    until = inf if is_too_large(db, max_bytes) else before
+    until = inf if is_too_large(db, job.max_bytes) else job.before
     query = "SELECT n, kind, subject FROM outside_events WHERE n > ? AND at < ? ORDER BY n LIMIT ?"
-    rows = db.execute(query, (behind, until, EVENTS_AT_ONCE)).fetchall()
+    rows = db.execute(query, (job.looked_at, until, EVENTS_AT_ONCE)).fetchall()
     if not rows:
         return None
-    begun = int(db.execute("SELECT COALESCE(MAX(n), 0) FROM outside_events WHERE kind=?", (BEGUN,)).fetchone()[0])
     gone = [(n,) for n, kind, subject in rows if not _is_needed(db, kind, subject, begun)]
     db.execute("BEGIN IMMEDIATE")
     db.executemany("DELETE FROM outside_events WHERE n=?", gone)
