@@ -12,7 +12,7 @@ from support.sessions import comparable, complete_chat, sessions
 from seamless_verl.data_plane.earlier_sessions import AgentResult
 from seamless_verl.data_plane.finished_sessions import HandedNote
 from seamless_verl.data_plane.sessions import Sessions
-from seamless_verl.journal import GroupDecided, GroupOutcome, JournalReader, Stage
+from seamless_verl.journal import BEGUN, GroupDecided, GroupOutcome, JournalReader, OutsideEvent, Stage
 from seamless_verl.trajectory.account import Account, DropReason
 from seamless_verl.trajectory.session import Closed
 
@@ -104,6 +104,7 @@ async def test_the_journal_deletes_what_was_taken_up_only_when_it_was_acknowledg
         taken, waiting, failed, _ = names
         async with sessions(nano, journal, restarted=False, version=1) as later:
             assert await on_record(later) == {*names}, "it is not known yet what is needed"
+            await later.journal.append(OutsideEvent(BEGUN, "", {}, 1.0))  # as the data plane's runner tasks do
             await begun(later, 1)
             assert await later.take_up("u", "0", 1, 1) is not None
             assert await on_record(later) == {taken, waiting, failed}

@@ -386,7 +386,7 @@ class Transitions:
             assert (before, view.state) in DURING_LOAD, (name, before, view.state, reason)
 
 
-CommandsBesideLoads.TestCase.settings = settings(max_examples=120, stateful_step_count=12, deadline=None, phases=PHASES)
+CommandsBesideLoads.TestCase.settings = settings(max_examples=60, stateful_step_count=12, deadline=None, phases=PHASES)
 TestCommandsBesideLoads = CommandsBesideLoads.TestCase
 
 
