@@ -96,7 +96,7 @@ class EarlierSessions:
         self.candidates: dict[Place, EndedSession] = {}
         self.taken: dict[str, EndedSession] = {}
         self.offered: dict[str, Place] = {}  # candidates of this start that are not acknowledged, by session
-        self.handed_over: dict[str, str] = {}  # sessions that were handed over, and are needed again, with their prompts
+        self.handed_over: dict[str, str] = {}  # sessions that were, and are needed again, with their prompts
         self.dropped_here: set[str] = set()  # sessions that this process ends itself, while the run has not begun
         self.begun_again: Counter[BegunAgain] = Counter()
         self.lost_tokens: Counter[BegunAgain] = Counter()
