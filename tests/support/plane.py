@@ -86,11 +86,10 @@ class Caller:
 
     def begin(self, planes: list[Any]) -> None:
         """One of each of two prompts in each data plane; it does not wait for them."""
-        groups = enumerate(["lost", "other"])
         self.calls = [
-            plane.generate.remote(f"of {group}", [number, 2, 3], {"max_tokens": 1000}, group)
-            for number, group in groups
-            for plane in planes
+            plane.generate.remote(f"{group} {place}", [place, 2, 3], {"max_tokens": 1000}, group)
+            for group in ("lost", "other")
+            for place, plane in enumerate(planes)
         ]
 
 

@@ -223,7 +223,7 @@ async def test_a_session_of_an_earlier_start_that_was_taken_up_is_left_as_any_ot
 
 @pytest.mark.parametrize("gateway", [True, False])
 def test_calls_of_verls_loops_end_with_the_prompts_of_a_dead_worker(nano: Path, tmp_path: Path, gateway: bool) -> None:
-    with stub_plane(nano / "model", tmp_path, shards=2, replicas=1, delay_s=0.2, enabled=gateway) as running:
+    with stub_plane(nano / "model", tmp_path, shards=2, replicas=1, delay_s=0.05, enabled=gateway) as running:
         running.commit(1)
         planes = running.client.actors
 
