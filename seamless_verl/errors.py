@@ -308,7 +308,7 @@ class LeaseError(SeamlessError, ValueError):
 
 
 class GroupsFailedError(SeamlessError, RuntimeError):
-    """Too many groups of sessions failed in a row, without one that could be trained."""
+    """Too many groups of sessions failed in a row, without one in which an agent succeeded."""
 
     def __init__(self, groups: int, key: str, last: str) -> None:
         super().__init__(groups, key, last)
@@ -316,8 +316,22 @@ class GroupsFailedError(SeamlessError, RuntimeError):
 
     def __str__(self) -> str:
         return (
-            f"{self.groups} groups failed one after another, and each was replaced by the next. "
-            f"Repair the last failure, or allow more with {self.key}={2 * self.groups}. The last: {self.last}"
+            f"{self.groups} groups failed one after another. Repair the last failure, or allow more with "
+            f"{self.key}={2 * self.groups}. The last: {self.last}"
+        )
+
+
+class ScoresFailedError(SeamlessError, RuntimeError):
+    """Too many groups in a row were dropped since what scores their sessions gives no finite numbers."""
+
+    def __init__(self, groups: int, last: str) -> None:
+        super().__init__(groups, last)
+        self.groups, self.last = groups, last
+
+    def __str__(self) -> str:
+        return (
+            f"{self.groups} groups one after another were dropped, with sessions without a score that can be trained. "
+            f"Repair what scores them. The last: {self.last}"
         )
 
 

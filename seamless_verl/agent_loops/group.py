@@ -21,6 +21,7 @@ from dataclasses import KW_ONLY, dataclass, field
 
 from seamless_verl.agent_loops.queue_writer import QueueWriter
 from seamless_verl.agent_loops.rows import Row, SessionOutputs
+from seamless_verl.agents.outcome import AgentStatus
 from seamless_verl.data_plane.group_notifier import GroupEnd
 from seamless_verl.errors import GroupDroppedError, shorten
 from seamless_verl.trajectory.account import DropReason
@@ -42,8 +43,8 @@ class SessionGroup:
     writer: QueueWriter
     uid: str
     _: KW_ONLY
-    total: int
-    needed: int
+    total: int = 0
+    needed: int = 0
     partition: str = "train"
     first: int = 0
     prompt: str = ""
@@ -111,6 +112,17 @@ class SessionGroup:
         self.errors.append(text[-MAX_ERROR_CHARS:])
         logger.warning("session %s of prompt %s failed and is left out: %s", session, self.uid, shorten(text))
 
+    def failure_rewarded(self, kind: str, error: str) -> None:
+        """Counts a session that failed and has the reward of a failure."""
+        self.failed[kind] += 1
+        self.errors.append(error[-MAX_ERROR_CHARS:])
+
+    def failed_whole(self, error: Exception) -> None:
+        """An error of the whole prompt is why its group is dropped."""
+        text = f"prompt {self.uid} failed: {type(error).__name__}: {error}"
+        self.errors.append(text[-MAX_ERROR_CHARS:])
+        logger.error("%s", shorten(text), exc_info=error)
+
     async def session_ended(self) -> None:
         """The last session hands the group over; raises GroupDroppedError if too few of its sessions can be trained."""
         self.ended += 1
@@ -138,7 +150,7 @@ class SessionGroup:
             self.errors.append(f"{type(error).__name__}: {error}"[-MAX_ERROR_CHARS:])
             raise
         finally:
-            reason = "" if self.kept else self._why_dropped()
+            reason = "" if self.kept else shorten(self._why_dropped())
             validation, dropped = self.validation, self.dropped_as
             handed_notes = [
                 session.note(self.uid, reason, validation=validation, dropped=dropped) for session in sessions
@@ -149,22 +161,19 @@ class SessionGroup:
     def _why_dropped(self) -> str:
         if self.deferred:
             return "its step had enough groups"
-        return shorten(self.errors[-1] if self.errors else "its group was stopped")
+        return self.errors[-1] if self.errors else "its task was cancelled, by an agent loop or as its worker ended"
 
     def end(self) -> GroupEnd:
-        """How the group ended, for the data plane."""
-        failed = sum(self.failed.values())
-        error = None if self.kept else (self.errors[-1] if self.errors else "it was stopped")
-        kinds = dict(self.failed)
-        return GroupEnd(error, self.total, failed, kinds, validation=self.validation, deferred=self.deferred)
+        """How the group ended, for the data plane.
+
+        Running out of time is no failure here, where `on_timeout` rewards it: the agent was at work.
+        """
+        failed, kinds = sum(self.failed.values()), dict(self.failed)
+        error = None if self.kept else self._why_dropped()
+        none_succeeded = failed - kinds.get(AgentStatus.TIMED_OUT, 0) == self.total and not self.validation
+        cause = self.errors[-1] if none_succeeded and self.errors else None
+        return GroupEnd(error, cause, self.total, failed, kinds, validation=self.validation, deferred=self.deferred)
 
 
 GROUP: ContextVar[SessionGroup] = ContextVar("group")
 """The group of the prompt that this task, or the one that started it, belongs to."""
-
-
-class WithoutDroppedGroups(logging.Filter):
-    """Leaves out verl's traceback of a dropped group, which is logged in one line where it is dropped."""
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        return not (record.exc_info and isinstance(record.exc_info[1], GroupDroppedError))

@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 import uuid
 from abc import ABC, abstractmethod
@@ -62,6 +63,7 @@ from seamless_verl.data_plane.client import (
 )
 from seamless_verl.data_plane.earlier_sessions import STEP, AgentResult
 from seamless_verl.data_plane.finished_sessions import FinishedSession, HandedNote
+from seamless_verl.data_plane.group_notifier import UNSCORED
 from seamless_verl.data_plane.lease_book import DONE, LeaseTerms
 from seamless_verl.data_plane.tasks import TaskOrder
 from seamless_verl.errors import shorten
@@ -77,9 +79,9 @@ VERLS = {  # columns of a row that are verl's own, and no part of the task
 
 
 class AgentFailedError(RuntimeError):
-    """An agent failed, or generated nothing that can be trained: its session is left out of its group.
+    """An agent failed, generated nothing that can be trained, or has no score: its session is left out of its group.
 
-    `kind` is how it failed: an AgentStatus, UNTRAINABLE, or the state of a task that no runner did.
+    `kind` is how it failed: an AgentStatus, UNTRAINABLE, UNSCORED, or the state of a task that no runner did.
     """
 
     def __init__(self, reason: str, kind: str) -> None:
@@ -139,8 +141,9 @@ class SessionAgentLoop(AgentLoopBase, ABC):  # type: ignore[misc]
         if not self.confirmed:
             note = HandedNote(str(kwargs["uid"]), rewards=rewards_of(outputs[-1]))
             await await_reply(plane.acknowledge.remote(session_id, True, note))
-        failure = None if outcome.status is AgentStatus.FINISHED else str(outcome.status)
-        return SessionOutputs(outputs, plane, session_id, failure)
+        if outcome.status is AgentStatus.FINISHED:
+            return SessionOutputs(outputs, plane, session_id)
+        return SessionOutputs(outputs, plane, session_id, str(outcome.status), self.why_failed(outcome))
 
     async def _taken_up(
         self, plane: Any, sample: Mapping[str, Any]
@@ -175,7 +178,11 @@ class SessionAgentLoop(AgentLoopBase, ABC):  # type: ignore[misc]
         """The reward that the agent returned, or that was posted; None leaves it to verl's reward manager."""
         if outcome.status is AgentStatus.FINISHED:
             return outcome.reward if outcome.reward is not None else session.rewards.get("reward")
+        if outcome.status is AgentStatus.INVALID_REWARD and self.confirmed:
+            return math.nan  # which our worker neither trains nor takes for a zero
         timed_out, reward = outcome.status is AgentStatus.TIMED_OUT, self.settings.failure_reward
+        if outcome.status is AgentStatus.INVALID_REWARD:
+            raise AgentFailedError(self.why_failed(outcome), UNSCORED)
         if self.settings.on_timeout == "drop" if timed_out else reward is None:
             raise AgentFailedError(describe(outcome), str(outcome.status))
         if timed_out:
@@ -183,6 +190,13 @@ class SessionAgentLoop(AgentLoopBase, ABC):  # type: ignore[misc]
         given = "by the reward manager" if reward is None else reward
         logger.warning("session %s failed and is rewarded %s: %s", name, given, shorten(describe(outcome)))
         return reward
+
+    def why_failed(self, outcome: AgentOutcome) -> str:
+        """With the agent's name where what it returned is at fault."""
+        if outcome.status is not AgentStatus.INVALID_REWARD:
+            return describe(outcome)
+        agent = getattr(self.settings, "agent", None) or getattr(self.settings, "command", self.settings.name)
+        return f"the agent {agent}: {outcome.error}"
 
 
 class LocalAgentLoop(SessionAgentLoop):

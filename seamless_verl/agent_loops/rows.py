@@ -24,8 +24,8 @@ TURN_COLUMNS = ("turn", "observation", "turn_reward")
 GENERATED_VERSIONS = "generated_versions"
 """In `extra_fields`: the weight version of each token that was generated, in order, context left out."""
 
-SAMPLES = "__rollout_n__"
-"""A prompt's column: how many sessions it gets; verl reads it."""
+SAMPLES, GREEDY_UNLESS = "__rollout_n__", "__do_sample__"
+"""A prompt's columns, as verl has them: how many sessions it gets, and whether these are sampled."""
 OLD_LOGPROBS = "has_old_log_probs"
 """A row's tag: verl's column `old_log_probs` is written with it. verl's padding has the tag and the column of another
 row."""
@@ -36,10 +36,12 @@ FIRST, PROMPT = "__first_session__", "__sampler_prompt__"
 class SessionOutputs(list[AgentLoopOutput]):
     """A session's outputs; its data plane gets an acknowledgement when they are stored, or their group has failed."""
 
-    def __init__(self, outputs: list[AgentLoopOutput], plane: Any, session_id: str, failure: str | None = None) -> None:
-        """`failure` is how its agent failed, if its session has the reward of a failure."""
+    def __init__(
+        self, outputs: list[AgentLoopOutput], plane: Any, session_id: str, failure: str | None = None, error: str = ""
+    ) -> None:
+        """`failure` is how its agent failed, if its session has the reward of a failure; `error` says why."""
         super().__init__(outputs)
-        self.plane, self.session_id, self.failure = plane, session_id, failure
+        self.plane, self.session_id, self.failure, self.error = plane, session_id, failure, error
 
     def note(self, uid: str, reason: str, *, validation: bool, dropped: DropReason = DropReason.SESSION) -> HandedNote:
         """What the journal keeps: the reason of a drop or a failure, and the rewards that all rows have."""
@@ -219,7 +221,7 @@ def labelled(rows: list[Row], prompt: str, reward: float | None) -> list[Row]:
 def _columns_and_tag(
     output: AgentLoopOutput, worker: Positions, sample: Mapping[str, Any]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    columns = VersionedOutput.of(output).as_dict() | dict(sample)
+    columns = dict(sample) | VersionedOutput.of(output).as_dict()
     if worker.compares_turns:
         columns |= turns_of(output)
     columns.pop("multi_modal_data", None)  # raw images; the model takes `multi_modal_inputs`

@@ -1,4 +1,4 @@
-"""How a session is sent to one of verl's reward workers.
+"""How a session is sent to one of verl's reward workers, and how a message names what scores it.
 
 verl's batch of one session is pickled by writing a consolidated TensorDict with `torch.save`. For a reward function of
 a few lines that is a third of what scoring takes. As arrays it is a fifth of that.
@@ -9,6 +9,7 @@ they were sent together, and a session whose score takes long holds no other up.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -16,6 +17,11 @@ import numpy as np
 import torch
 from tensordict import TensorDict
 from verl import DataProto
+
+from seamless_verl.errors import shorten
+
+RAISED_CHARS = 160  # of an error's text in a message
+PLACE = re.compile(r'File "([^"]+)", line (\d+)')  # in a traceback
 
 
 class SentSession:
@@ -57,3 +63,33 @@ class RewardWorker:
 def reward_workers(handles: Sequence[Any] | None) -> list[RewardWorker] | None:
     """None where the trainer scores, and not the agent loops."""
     return None if handles is None else [RewardWorker(handle) for handle in handles]
+
+
+def with_arrays(sample: Mapping[str, Any]) -> dict[str, Any]:
+    """The columns of a prompt as verl can repeat them in an array: nested lists of several lengths as object arrays."""
+    return {name: _as_array(value) if isinstance(value, list) else value for name, value in sample.items()}
+
+
+def _as_array(values: list[Any]) -> Any:
+    try:
+        np.array(values)
+    except ValueError:  # its shape is inhomogeneous
+        return np.fromiter(values, dtype=object, count=len(values))
+    return values
+
+
+def scorer_of(reward: Any) -> str:
+    """What scores the sessions of a run, by its node `reward`, for a message."""
+    if (path := reward.custom_reward_function.path) is not None:
+        return f"{reward.custom_reward_function.name} of {path}"
+    return f"the reward model {reward.reward_model.model_path}" if reward.reward_model.enable else "verl's own function"
+
+
+def raised_by(error: BaseException) -> str:
+    """What a reward worker raised, and where; Ray's error has the traceback as its text."""
+    cause = getattr(error, "cause", None) or error
+    text = f"raised {type(cause).__name__}: {shorten(cause, RAISED_CHARS)}"
+    if isinstance(cause, KeyError) and cause.args == ("score",):
+        text += " (a dict that it returns needs the key 'score')"
+    places = PLACE.findall(str(error))
+    return f"{text} at {places[-1][0]}:{places[-1][1]}" if places else text

@@ -1,13 +1,15 @@
 """verl's agent loop workers, which store a group of sessions in one put and notify the data plane of its end.
 
 verl puts each session into TransferQueue by itself. Nothing reads a session before its group has ended, so here the
-last session of a group puts all of them. The workers are stopped before the data plane that they call.
+last session of a group puts all of them. The workers are stopped before the data plane that they call. A session is
+trained only if its score is a finite number.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import os
 import time
 from collections.abc import Callable, Collection, Mapping
@@ -17,19 +19,22 @@ from typing import Any
 
 import hydra
 import ray
+import transfer_queue as tq
 from omegaconf import DictConfig, ListConfig, OmegaConf
+from ray.exceptions import RayError
 from verl.experimental.agent_loop import agent_loop
 from verl.experimental.agent_loop.agent_loop import DictConfigWrap, ToolListWrap, _agent_loop_registry
-from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopWorkerTQ
+from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopWorkerTQ, apply_greedy_sampling_params
 from verl.utils.rollout_trace import rollout_trace_attr
 
-from seamless_verl.agent_loops.group import ERROR, GROUP, STUCK, UNTRAINABLE, SessionGroup, WithoutDroppedGroups
-from seamless_verl.agent_loops.loops import AgentFailedError, SessionAgentLoop, compares_turns
+from seamless_verl.agent_loops.group import ERROR, GROUP, STUCK, UNTRAINABLE, SessionGroup
+from seamless_verl.agent_loops.loops import AgentFailedError, SessionAgentLoop, compares_turns, warn_once
 from seamless_verl.agent_loops.prompt_builders import PromptBuilders
 from seamless_verl.agent_loops.queue_columns import columns_of_storage
 from seamless_verl.agent_loops.queue_writer import QueueWriter
 from seamless_verl.agent_loops.rows import (
     FIRST,
+    GREEDY_UNLESS,
     PROMPT,
     SAMPLES,
     SessionOutputs,
@@ -38,26 +43,35 @@ from seamless_verl.agent_loops.rows import (
     share_reward,
     with_old_logprobs,
 )
-from seamless_verl.agent_loops.scoring import reward_workers
+from seamless_verl.agent_loops.scoring import raised_by, reward_workers, scorer_of, with_arrays
 from seamless_verl.agent_loops.unkept_timings import keep_no_timings
+from seamless_verl.agents.outcome import AgentStatus
+from seamless_verl.config.checks.files import RESERVED_COLUMNS
 from seamless_verl.config.schema import SeamlessConfig
 from seamless_verl.data_plane.client import PLANE, await_reply
+from seamless_verl.data_plane.group_notifier import UNSCORED
 from seamless_verl.data_plane.waits import group_name
-from seamless_verl.errors import ConfigError, SessionStuckError
+from seamless_verl.errors import ConfigError, GroupDroppedError, SessionStuckError, shorten
 from seamless_verl.platform.adaptation import plain_class, rebound
+from seamless_verl.runtime.actor_death import ACTOR_GONE
 from seamless_verl.runtime.process import freeze_imports, show_log
+from seamless_verl.runtime.scores import beside_score, score_of
 from seamless_verl.runtime.waits import QUEUE, Wait, WaitKind
+from seamless_verl.trajectory.account import DropReason
 
 logger = logging.getLogger(__name__)
 LOOPS_KEY = "actor_rollout_ref.rollout.agent.agent_loop_config_path"
 BYPASS = "algorithm.rollout_correction.bypass_mode"
+FILTER = "algorithm.filter_groups"
 STOP_S = 30.0  # for cancelled agents to end
+PROMPT_CHARS = 160  # of a prompt in a message
 
 
 class SeamlessAgentLoopWorker(plain_class(AgentLoopWorkerTQ)):  # type: ignore[misc]
     """verl's worker; notifies the data plane of finished and failed groups, and acknowledges sessions."""
 
     compares_turns = bypasses = False
+    scorer, filter_metric = "the reward function", ""
 
     def __init__(self, *args: Any, variables: Mapping[str, str] = MappingProxyType({}), **kwargs: Any) -> None:
         """`variables` of the command's environment, which agents read: those that this node has stay its own."""
@@ -75,38 +89,71 @@ class SeamlessAgentLoopWorker(plain_class(AgentLoopWorkerTQ)):  # type: ignore[m
         self.seamless = SeamlessConfig.parse(self.config.get("seamless"))
         self.compares_turns = compares_turns(self.config)
         self.bypasses = bool(OmegaConf.select(self.config, BYPASS))
-        logging.getLogger(AgentLoopWorkerTQ.__module__).addFilter(WithoutDroppedGroups())
+        self.scorer = scorer_of(self.config.reward)
+        if OmegaConf.select(self.config, f"{FILTER}.enable"):
+            self.filter_metric = str(OmegaConf.select(self.config, f"{FILTER}.metric"))
         SessionAgentLoop.confirmed = True
         freeze_imports()
 
     async def _run_prompt(
         self, prompt: dict[str, Any], sampling_params: dict[str, Any], trajectory: dict[str, Any], trace: bool = False
     ) -> None:
-        validate, rollout = trajectory["validate"], self.config.actor_rollout_ref.rollout
-        total = int(prompt.get(SAMPLES, rollout.val_kwargs.n if validate else rollout.n))
+        """As verl's, which keeps an error of the whole prompt to its log: here it is the reason of its group."""
+        partition = "val" if trajectory["validate"] else "train"
         first, name = int(prompt.pop(FIRST, 0)), str(prompt.pop(PROMPT, ""))
-        needed = 0 if first else 1 if validate else self.seamless.sessions_needed(total)  # the first ones are enough
-        partition = "val" if validate else "train"
-        group = SessionGroup(
-            self.writer, prompt["uid"], total=total, needed=needed, partition=partition, first=first, prompt=name
-        )
+        group = SessionGroup(self.writer, prompt["uid"], partition=partition, first=first, prompt=name)
         GROUP.set(group)
         task = asyncio.current_task()
         assert task is not None
         entry = self.running[group.uid] = group, task
         try:
-            await super()._run_prompt(prompt, sampling_params, trajectory, trace)
+            await self._run_sessions(group, prompt, sampling_params, trajectory, trace)
         except asyncio.CancelledError:
             if not group.deferred:
                 raise
             task.uncancel()
+        except Exception as error:  # whatever it is, its prompt is replaced by another
+            group.failed_whole(error)
         finally:
             if self.running.get(group.uid) is entry:  # else it was reopened, and runs under its uid again
                 del self.running[group.uid]
         if group.kept is None:  # some of its sessions were stopped before they began
             group.cancelled = True
             await group.hand_over()
+        if not group.deferred:
+            tag = {"status": "finished" if group.kept else "failure"}
+            await tq.async_kv_put(key=group.uid, partition_id=partition, tag=tag)
         await await_reply(self.plane.notify_group_ended.remote(group.end()))
+
+    async def _run_sessions(
+        self,
+        group: SessionGroup,
+        prompt: dict[str, Any],
+        sampling: dict[str, Any],
+        trajectory: dict[str, Any],
+        trace: bool,
+    ) -> None:
+        """Runs the group's sessions to their ends; what ends one of them is counted by the group."""
+        await tq.async_kv_put(key=group.uid, partition_id=group.partition, tag={"status": "running"})
+        rollout = self.config.actor_rollout_ref.rollout
+        total = prompt.pop(SAMPLES, rollout.val_kwargs.n if group.validation else rollout.n)
+        group.total = int(total)
+        if group.total < 1:
+            raise ValueError(f"its column {SAMPLES} is {total}: a prompt has 1 session or more")
+        # the first ones are enough of a group that was reopened
+        group.needed = 0 if group.first else 1 if group.validation else self.seamless.sessions_needed(group.total)
+        sampling = dict(sampling)
+        if not prompt.pop(GREEDY_UNLESS, True) and not group.validation:
+            apply_greedy_sampling_params(sampling)
+        columns = {name: value for name, value in prompt.items() if name not in RESERVED_COLUMNS}
+        if dropped := prompt.keys() - columns:
+            warn_once(f"columns {sorted(dropped)} of the data are left out: the run computes columns of these names")
+        sessions = (
+            self._run_agent_loop(sampling, trajectory, trace=trace, session_id=i, **columns) for i in range(group.total)
+        )
+        for error in await asyncio.gather(*map(asyncio.create_task, sessions), return_exceptions=True):
+            if isinstance(error, Exception) and not isinstance(error, GroupDroppedError):  # of its hand-over
+                logger.error("prompt %s failed", group.uid, exc_info=error)
 
     async def stop(self) -> None:
         """Ends the groups that still run, and with them their calls, unless an agent does not end."""
@@ -154,13 +201,18 @@ class SeamlessAgentLoopWorker(plain_class(AgentLoopWorkerTQ)):  # type: ignore[m
         group.running[task] = ""
         try:
             await self._run_session(sampling_params, trajectory, **kwargs)
-        except asyncio.CancelledError:
-            if (
+        except asyncio.CancelledError as error:
+            if not task.cancelling():
+                cancelled = AgentFailedError("its agent loop raised CancelledError, and nobody had cancelled it", ERROR)
+                cancelled.__cause__ = error
+                group.session_failed(kwargs["session_id"], cancelled, ERROR)
+            elif (
                 (reason := group.stuck.get(task)) is None or task.uncancel() > 0 or group.cancelled
             ):  # stopped, or deferred
                 group.cancelled = True
                 raise
-            group.session_failed(kwargs["session_id"], SessionStuckError(reason), STUCK)
+            else:
+                group.session_failed(kwargs["session_id"], SessionStuckError(reason), STUCK)
         except Exception as error:  # whatever the loop raised: its group goes on without this session
             group.session_failed(kwargs["session_id"], error, getattr(error, "kind", ERROR))
         except BaseException:
@@ -197,7 +249,7 @@ class SeamlessAgentLoopWorker(plain_class(AgentLoopWorkerTQ)):  # type: ignore[m
                 tools=ToolListWrap(self.tools),
             )
 
-    async def _agent_loop_postprocess(self, output: Any, validate: bool, **kwargs: Any) -> None:
+    async def _agent_loop_postprocess(self, output: Any, validate: bool, /, **kwargs: Any) -> None:
         """Scores a session; its rows wait for the others of its group."""
         outputs, group = (output if isinstance(output, list) else [output]), GROUP.get()
         session = output if isinstance(output, SessionOutputs) else None
@@ -205,21 +257,56 @@ class SeamlessAgentLoopWorker(plain_class(AgentLoopWorkerTQ)):  # type: ignore[m
             raise AgentFailedError("it left nothing to train", UNTRAINABLE)
         try:
             last = outputs[-1]
-            await self._compute_score(outputs, kwargs=kwargs)
+            await self._score(outputs, kwargs, validate)
             await self._compute_teacher_logprobs(last, last.prompt_ids, last.response_ids, validate, kwargs)
             share_reward(outputs)
             rows = labelled(rows_of(outputs, self, kwargs), group.prompt, last.reward_score)
             if self.bypasses and not validate:
                 rows = [with_old_logprobs(row) for row in rows]
-        except BaseException:
+        except BaseException as error:
             if session is not None:
-                reason = "its rows could not be made"
-                note = session.note(group.uid, reason, validation=validate, dropped=group.dropped_as)
-                await session.acknowledge(False, note)
+                unscored = getattr(error, "kind", None) == UNSCORED
+                reason = shorten(error) if unscored else "its rows could not be made"
+                dropped = DropReason.REWARD if unscored else group.dropped_as
+                await session.acknowledge(False, session.note(group.uid, reason, validation=validate, dropped=dropped))
             raise
-        if session is not None and session.failure is not None:
-            group.failed[session.failure] += 1
+        if session is not None and session.failure not in (None, AgentStatus.INVALID_REWARD):
+            group.failure_rewarded(session.failure, session.error)
         group.add(session, rows)
+
+    async def _score(self, outputs: list[Any], sample: dict[str, Any], validate: bool) -> None:
+        """Has a session scored by verl unless its agent loop did, and passes its score through the gate.
+
+        A session of training without a score is left out of its group. One of a validation has the score NaN, which the
+        trainer leaves out of the validation's metrics. Where the trainer scores, it has none yet.
+        """
+        last, by_loop, raised = outputs[-1], outputs[-1].reward_score is not None, ""
+        try:
+            await self._compute_score(outputs, kwargs=with_arrays(sample))
+        except ACTOR_GONE:
+            raise
+        except (RayError, LookupError, TypeError) as error:  # it raised, or what it gave cannot be sent or read
+            raised = raised_by(error)
+        info = last.extra_fields["reward_extra_info"] = beside_score(last.extra_fields.get("reward_extra_info"))
+        if last.reward_score is None and self.reward_loop_worker_handles is None:
+            return
+        try:
+            if last.reward_score is None and raised:
+                raise ValueError(raised)
+            last.reward_score = score_of(last.reward_score)
+            if self.filter_metric in info and not validate:
+                score_of(info[self.filter_metric])  # verl reads it of every session of a group
+        except ValueError as error:
+            text = f"{'its agent loop' if by_loop else self.scorer}: {error}"
+            if getattr(outputs, "failure", None) == AgentStatus.INVALID_REWARD:
+                text = outputs.error  # type: ignore[attr-defined]
+            text = f"it has no score. {text}. Its prompt: {shorten(sample.get('raw_prompt'), PROMPT_CHARS)}"
+            last.reward_score = math.nan if validate else None
+            if not validate:
+                raise AgentFailedError(text, UNSCORED) from error
+            group = GROUP.get()
+            group.failed[UNSCORED] += 1
+            logger.warning("session %s of the validation prompt %s: %s", sample["session_id"], group.uid, text)
 
 
 def group_wait(group: SessionGroup, now: float) -> Wait:

@@ -232,7 +232,7 @@ def outcome_of(running: asyncio.Task[object], duration: float) -> AgentOutcome:
     try:
         reward, info = reward_of(running.result())
     except ValueError as wrong:
-        return AgentOutcome(AgentStatus.FAILED, duration, error=f"the agent returned no reward: {wrong}")
+        return AgentOutcome(AgentStatus.INVALID_REWARD, duration, error=f"its reward: {wrong}")
     return AgentOutcome(AgentStatus.FINISHED, duration, reward=reward, reward_info=info)
 
 

@@ -203,7 +203,7 @@ def complete(
             reward, info = scratch.reward()
             outcome = replace(outcome, reward=reward, reward_info=info)
         except ValueError as wrong:
-            status, error = AgentStatus.FAILED, str(wrong)
+            status, error = AgentStatus.INVALID_REWARD, str(wrong)
     if survivors:
         error = f"{error}; processes {survivors} do not end though killed".removeprefix("; ")
     return replace(outcome, status=status, error=error[:ERROR_CHARS])

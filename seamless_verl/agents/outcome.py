@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from numbers import Real
 from typing import Any
+
+from seamless_verl.runtime.scores import score_of
 
 ERROR_CHARS = 4000  # of a traceback's end, which has the error; its beginning is our own code
 
@@ -19,7 +19,9 @@ class AgentStatus(StrEnum):
     FINISHED = "finished"
     """It ended by itself: returned, or exited with 0."""
     FAILED = "failed"
-    """It raised, exited with another code, could not be started, or returned an invalid reward."""
+    """It raised, exited with another code, or could not be started."""
+    INVALID_REWARD = "invalid_reward"
+    """It ended by itself, and what it gave as its reward is no finite number."""
     TIMED_OUT = "timed_out"
     """It was ended because it had used the time of its own that its limit allows."""
     OUTPUT_LIMIT = "output_limit"
@@ -53,7 +55,7 @@ class AgentOutcome:
 def reward_of(value: object) -> tuple[float | None, dict[str, Any]]:
     """The reward and the further values that an agent returned: None, a number, or a mapping with the key `reward`.
 
-    Raises ValueError, with the reason, for anything else and for a reward that is not finite.
+    Raises ValueError, with the reason, for anything else and for a reward that is no finite number.
     """
     if value is None:
         return None, {}
@@ -61,16 +63,8 @@ def reward_of(value: object) -> tuple[float | None, dict[str, Any]]:
         if "reward" not in value:
             raise ValueError(f"a reward needs the key 'reward'; there are {sorted(map(str, value))}")
         info = {str(key): item for key, item in value.items() if key != "reward"}
-        return (None if value["reward"] is None else number(value["reward"])), info
-    return number(value), {}
-
-
-def number(value: object) -> float:
-    if not isinstance(value, Real):
-        raise ValueError(f"a reward is a number, not {value!r:.80} of type {type(value).__name__}")
-    if not math.isfinite(value):
-        raise ValueError(f"a reward must be finite, not {value!r}")
-    return float(value)
+        return (None if value["reward"] is None else score_of(value["reward"])), info
+    return score_of(value), {}
 
 
 def traceback_end(error: BaseException) -> str:

@@ -9,7 +9,7 @@ import msgspec
 PROTOCOL = 1
 """Of runners. A runner of another version is refused."""
 WAIT_S = 20.0  # a request for a task is answered so late at most
-RunStatus = Literal["finished", "failed", "timed_out", "output_limit"]
+RunStatus = Literal["finished", "failed", "invalid_reward", "timed_out", "output_limit"]
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
 
 
@@ -85,7 +85,7 @@ class TaskCompletion(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How the agent's run ended; `reward` is a finite number or None, for what was posted or the reward manager."""
 
     status: RunStatus
-    reward: float | None = None
+    reward: Any = None
     reward_info: dict[str, Any] = {}
     error: str = ""
     duration_s: Annotated[float, msgspec.Meta(ge=0)] = 0.0

@@ -321,8 +321,7 @@ class DataPlane(PlaneLifecycle):
 
     async def notify_group_ended(self, end: GroupEnd) -> None:
         """A group of sessions has ended. Called on the first data plane, for the sessions of all."""
-        if not end.deferred:
-            self.failures.add(end.error)
+        self.failures.add(end)
         self.groups.add(end)
         self.notifier.notify()
 

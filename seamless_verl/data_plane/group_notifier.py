@@ -7,9 +7,16 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from seamless_verl.errors import GroupsFailedError
+from seamless_verl.errors import GroupsFailedError, ScoresFailedError
 
 MAX_FAILED_GROUPS = "seamless.gateway.max_failed_groups"
+UNSCORED = "reward"  # the kind of a session that failed for its score is no finite number
+MAX_UNSCORED_GROUPS = 16
+"""Groups in a row that are dropped, with sessions without a score among them, before the run ends.
+
+Counted by group, since a prompt without an answer costs all of its sessions. Where every other prompt has none, 16 in a
+row are one chance in 65,536. A reward function that never gives a number costs half of what `max_failed_groups` allows.
+"""
 SOON_S = 0.2  # a waiter that needs several groups learns of one that ended so long after it: it may have been dropped
 
 
@@ -18,10 +25,12 @@ class GroupEnd:
     """How a group of sessions ended: `error` is why it was dropped, None if it was handed over.
 
     `failed` of its `sessions` failed, by kind in `kinds`: some were given the failure's reward, others left out. One
-    that was `deferred` neither failed nor succeeded.
+    that was `deferred` neither failed nor succeeded. `cause` is why none of its agents succeeded, also of a group that
+    was handed over with the rewards of failures.
     """
 
     error: str | None = None
+    cause: str | None = None
     sessions: int = 0
     failed: int = 0
     kinds: Mapping[str, int] = field(default_factory=dict)
@@ -86,19 +95,25 @@ class GroupNotifier:
 
 
 class ConsecutiveFailures:
-    """Counts the groups that failed since the last success."""
+    """Counts the groups that failed since the last success, and those of them that lacked scores."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
-        self.count = 0
+        self.count = self.unscored = 0
         self.last_error = ""
 
-    def add(self, error: str | None) -> None:
-        """A group has ended; `error` is the reason if it failed."""
+    def add(self, end: GroupEnd) -> None:
+        """A group has ended. What was deferred, and a validation that went well, say nothing of the training."""
+        error = end.error or end.cause
+        if end.deferred or (end.validation and error is None):
+            return
         self.count = 0 if error is None else self.count + 1
+        self.unscored = 0 if error is None else self.unscored + (UNSCORED in end.kinds)
         self.last_error = error or self.last_error
 
     def check(self) -> None:
-        """Raises GroupsFailedError when `limit` groups have failed without a success."""
+        """Raises an error when too many groups have failed without a success."""
         if self.count >= self.limit:
             raise GroupsFailedError(self.count, MAX_FAILED_GROUPS, self.last_error)
+        if self.unscored >= MAX_UNSCORED_GROUPS:
+            raise ScoresFailedError(self.unscored, self.last_error)

@@ -22,6 +22,7 @@ from seamless_verl.data_plane.runner_tasks import RunnerTasks
 from seamless_verl.data_plane.tasks import GivenTask
 from seamless_verl.errors import LeaseError, shorten
 from seamless_verl.gateway.api_errors import ApiError, ErrorCode
+from seamless_verl.runtime.scores import score_of
 
 T = TypeVar("T")
 LEASE_CODES = {"expired": ErrorCode.LEASE_EXPIRED, "unknown": ErrorCode.LEASE_UNKNOWN}  # others: LEASE_ENDED
@@ -73,6 +74,11 @@ class RunnerRequests:
         return LeaseReply(None if given is None else lease_of(lease_id, given))
 
     async def _complete(self, lease_id: str, completion: TaskCompletion) -> None:
+        if completion.reward is not None:
+            try:
+                completion = msgspec.structs.replace(completion, reward=score_of(completion.reward))
+            except ValueError as error:
+                raise ApiError(ErrorCode.MALFORMED, f"reward: {error}. Give one, or null", param="reward") from error
         if not await self._tasks.complete(lease_id, msgspec.to_builtins(completion)):
             raise ApiError(ErrorCode.LEASE_ENDED, "The run no longer wants the task", param="lease_id")
 

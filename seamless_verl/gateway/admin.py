@@ -13,6 +13,7 @@ from seamless_verl.gateway.protocols import Recorder
 from seamless_verl.gateway.session import Session, SessionLimits, SessionSampling, SessionState
 from seamless_verl.gateway.sessions import SessionTable
 from seamless_verl.runtime.fields import Text, read, read_value
+from seamless_verl.runtime.scores import score_of
 from seamless_verl.trajectory.turns import turn_reward_name
 
 T = TypeVar("T")
@@ -98,7 +99,7 @@ class Admin:
         With `call`, the id of a reply, it is the reward of that turn alone.
         """
         reader = _BodyReader(body)
-        value = reader.value(float, "reward", way_out="Give a finite number")
+        value = reader.score("reward")
         name = reader.value(Name, "name", default="reward", way_out="Give 1 to 200 characters, or leave it out")
         call = reader.value(Name | None, "call", way_out="Give the id of a reply of this session, or leave it out")
         reader.refuse_mistakes()
@@ -137,6 +138,14 @@ class _BodyReader:
         except ConfigError as error:
             self._mistakes.append(error)
             return default
+
+    def score(self, name: str) -> float:
+        value = self._body.get(name)
+        try:
+            return score_of(value)
+        except ValueError:
+            self._mistakes.append(ConfigError(name, value, "is no finite number", "Give one"))
+            return 0.0
 
     def mapping(self, name: str) -> dict[str, Any]:
         value = self._body.get(name, {})

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import os
 import time
+from collections import Counter
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -27,6 +28,7 @@ from seamless_verl.platform.adaptation import rebound
 from seamless_verl.runtime.checkpoint_cleanup import marked_save, remove_emptied
 from seamless_verl.runtime.checkpoint_marker import step_folder
 from seamless_verl.runtime.process import freeze_imports
+from seamless_verl.runtime.scores import by_score, metric_values
 from seamless_verl.trainer.advantage_trainer import TRAIN_ALL, AdvantageTrainer
 from seamless_verl.trainer.balanced_rows import partitions
 from seamless_verl.trainer.corrected_update import UPDATE, update_numbers
@@ -307,3 +309,24 @@ class SeamlessTrainer(AdvantageTrainer):
         self.enter_stage(f"validated, step {self.global_steps}")
         self.curve.add(self.global_steps, metrics)
         return metrics
+
+    def _val_metrics_update(
+        self,
+        data_sources: list[str],
+        sample_uids: list[str],
+        reward_extra_infos_dict: dict[str, list[Any]],
+        sample_turns: list[Any],
+        expected_acc_counts: dict[tuple[str, str], int] | None = None,
+    ) -> dict[str, float]:
+        """verl's, of the samples that have a score: one without counts nowhere, also not in `acc`, where verl takes a
+        session that is missing for a 0."""
+        scored, unscored = by_score(reward_extra_infos_dict.get("reward", []))
+        sources, uids, turns = ([column[i] for i in scored] for column in (data_sources, sample_uids, sample_turns))
+        infos = {
+            name: metric_values([values[i] for i in scored], texts=name == "pred")
+            for name, values in reward_extra_infos_dict.items()
+        }
+        left_out = Counter((str(data_sources[i]), str(sample_uids[i])) for i in unscored)
+        expected = {key: count - left_out[key] for key, count in (expected_acc_counts or {}).items()}
+        metrics: dict[str, float] = super()._val_metrics_update(sources, uids, infos, turns, expected)
+        return metrics | {"seamless/validation/unscored": float(len(unscored))}

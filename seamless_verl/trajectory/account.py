@@ -32,6 +32,8 @@ class DropReason(StrEnum):
     """its whole session was dropped: its runner was lost, and its task began again in another session"""
     TIMED_OUT = "timed_out"
     """its whole session was dropped: its agent was ended at its time limit, or at that of its group"""
+    REWARD = "reward"
+    """its whole session was dropped: what its score was is no finite number"""
     GROUP = "group"
     """its group was dropped after it was handed over: too old, or filtered"""
     DEFERRED = "deferred"

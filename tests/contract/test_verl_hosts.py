@@ -9,7 +9,8 @@ import textwrap
 import pytest
 from support.hosts import attributes, found, listed, parameters, signature
 
-from seamless_verl.agent_loops.rows import SAMPLES
+from seamless_verl.agent_loops.rows import GREEDY_UNLESS, SAMPLES
+from seamless_verl.config.checks.files import RESERVED_COLUMNS
 from seamless_verl.platform.adaptation import plain_class
 from seamless_verl.trainer.balanced_rows import partitions
 
@@ -37,6 +38,8 @@ OVERRIDDEN = {
     BASE + "_compute_metrics": f"(self, batch: {BATCH}, metrics, timing_raw, global_steps, epoch)",
     BASE + "_log_rollout_data": f"(self, batch: {BATCH}, timing_raw: dict, rollout_data_dir: str)",
     BASE + "_validate": "(self) -> dict[str, float]",
+    BASE + "_val_metrics_update": "(self, data_sources, sample_uids, reward_extra_infos_dict, sample_turns,"
+    " expected_acc_counts: dict[tuple[str, str], int] | None = None) -> dict[str, float]",
     BASE + "_load_checkpoint": "(self)",
     BASE + "_save_checkpoint": "(self)",
     BASE + "fit": "(self, agent_loop_manager: verl.experimental.agent_loop.agent_loop.AgentLoopManager)",
@@ -181,10 +184,35 @@ def test_verls_worker_of_agent_loops_has_what_ours_overrides(name: str, expected
     assert parameters(getattr(worker, name)) == expected
 
 
-@pytest.mark.parametrize("column", [SAMPLES])
-def test_a_prompt_may_say_how_many_sessions_it_gets(column: str) -> None:
+def test_what_verls_worker_does_for_a_prompt_is_what_ours_does() -> None:
     worker = plain_class(found("verl.trainer.ppo.v1.agent_loop_tq:AgentLoopWorkerTQ", "seamless-loops"))
-    assert f'prompt.pop("{column}"' in inspect.getsource(worker._run_prompt)
+    source = inspect.getsource(worker._run_prompt)
+    assert re.findall(r'prompt(?:\.pop\(|\[)"(\w+)"', source) == ["uid", SAMPLES, GREEDY_UNLESS]
+    assert set(re.findall(r'"status": "(\w+)"|status = "(\w+)"', source)) == {
+        ("running", ""),
+        ("failure", ""),
+        ("", "failure"),
+        ("", "finished"),
+    }
+    assert set(re.findall(r"await ([\w.]+)\(", source)) == {"tq.async_kv_put", "_settle_session_tasks"}
+    assert 'if not trajectory["validate"] and not do_sample:' in source
+
+
+def test_the_names_of_columns_that_verl_computes_are_reserved() -> None:
+    """Those of a row, and those that the trainer puts beside them."""
+    output = found(LOOPS + "AgentLoopOutput", "seamless-loops")
+    row = inspect.getsource(output.as_dict) + inspect.getsource(
+        plain_class(
+            found("verl.trainer.ppo.v1.agent_loop_tq:AgentLoopWorkerTQ", "seamless-loops")
+        )._agent_loop_postprocess
+    )
+    names = set(re.findall(r'(?:output|field)\["(\w+)"\] = ', row)) | set(output.model_fields)
+    trainer = inspect.getsource(inspect.getmodule(found(BASE[:-1], "seamless-trainer")))
+    lists = re.findall(r"(?:select_fields=|fields = |fields\.append\()\[?([^\])]*)[\])]", trainer)
+    names |= {name for listed in lists for name in re.findall(r'"(\w+)"', listed)}
+    of_the_prompt = {"uid", "reward_model", "data_source", "raw_prompt"}
+    renamed = {"prompt_ids", "response_ids", "response_logprobs", "reward_score", "multi_modal_data"}
+    assert names - of_the_prompt - renamed <= RESERVED_COLUMNS
 
 
 @pytest.mark.parametrize(

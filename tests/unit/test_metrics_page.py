@@ -28,7 +28,15 @@ from seamless_verl.weights.commit_times import CommitTimes
 
 NO_METRICS = {"application/json", "ray/session_2*/logs", "seamless/device"}
 """What has the shape of a name: a media type, a folder, the beginning of names."""
-FAILURES = (AgentStatus.FAILED, AgentStatus.TIMED_OUT, AgentStatus.OUTPUT_LIMIT, "untrainable", "stuck", "error")
+FAILURES = (
+    AgentStatus.FAILED,
+    AgentStatus.TIMED_OUT,
+    AgentStatus.OUTPUT_LIMIT,
+    "untrainable",
+    "reward",
+    "stuck",
+    "error",
+)
 COMMIT = CommitTimes(pauses_s=[0.1], load_s=1.0).metrics()
 COMPUTED: dict[str, Iterable[str | tuple[str, ...]]] = {
     "calls/*": [finish for finish in Finish if finish is not Finish.CUT],

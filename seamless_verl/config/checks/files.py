@@ -29,6 +29,22 @@ from seamless_verl.runtime.locks import is_locked, lock_file
 
 FILE_KEYS = ("data.train_files", "data.val_files")
 SUFFIXES = (".parquet", ".json", ".jsonl")
+RESERVED_COLUMNS = frozenset(
+    (
+        # of each row that is trained
+        *("prompts", "responses", "response_mask", "input_ids", "attention_mask", "position_ids", "loss_mask"),
+        *("rollout_log_probs", "routed_experts", "rm_scores", "multi_modal_inputs", "num_turns", "metrics"),
+        *("extra_fields", "mm_processor_kwargs", "mm_processor_output", "teacher_ids", "teacher_logprobs"),
+        *("weight_version", "grammar"),
+        # which the trainer adds
+        *("old_log_probs", "ref_log_prob", "log_probs", "entropy", "values", "advantages", "returns"),
+        *("token_level_scores", "token_level_rewards", "rollout_is_weights"),
+        # arguments of agent loops, beside which they get the columns of a prompt
+        *("self", "sampling_params", "session_id", "trajectory", "trace", "output", "validate"),
+    )
+)
+"""Columns that the run computes, by the names that verl and this package give them. Data has none of these names: where
+no footer says so, an agent loop worker leaves them out."""
 
 
 @dataclass(frozen=True)
@@ -118,6 +134,9 @@ def _columns(settings: Settings, key: str, path: str, footer: Footer) -> list[Pr
     if (prompt := settings.text("data.prompt_key", "prompt")) not in footer.lists:
         reason = f"its column {prompt} has no lists of messages"
         return [Problem(key, path, reason, 'Write each prompt as [{"role": "user", "content": ...}]')]
+    if taken := sorted(footer.columns & RESERVED_COLUMNS):
+        reason = f"its column {' and '.join(taken)} has a name of what the run computes"
+        return [Problem(key, path, reason, f"Rename it in the file, for example to my_{taken[0]}")]
     if "ground_truth" not in footer.fields.get("reward_model", {"ground_truth"}):
         way_out = "Write the expected answer into reward_model.ground_truth"
         return [Problem(key, path, "its column reward_model lacks the field ground_truth", way_out)]

@@ -3,157 +3,34 @@
 from __future__ import annotations
 
 import asyncio
-import logging
-from collections.abc import Iterator
 from functools import partial
-from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import transfer_queue
+from support.scripted_loops import KEPT, Put, Scripted, output, put, run_prompt, scripted, worker
 from verl.experimental.agent_loop import agent_loop as verls
-from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput
+from verl.experimental.agent_loop.agent_loop import AgentLoopOutput
 from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopWorkerTQ
 
-from seamless_verl.agent_loops.group import GROUP, WithoutDroppedGroups
+from seamless_verl.agent_loops.group import GROUP
 from seamless_verl.agent_loops.loops import dropped_as
-from seamless_verl.agent_loops.prompt_builders import PromptBuilders
 from seamless_verl.agent_loops.queue_writer import QueueWriter
 from seamless_verl.agent_loops.rows import FIRST, PROMPT, SAMPLES, Row, SessionOutputs
+from seamless_verl.agent_loops.scoring import with_arrays
 from seamless_verl.agent_loops.worker import SeamlessAgentLoopWorker, loop_factory
+from seamless_verl.config.checks.files import RESERVED_COLUMNS
 from seamless_verl.config.schema import SeamlessConfig
-from seamless_verl.data_plane.finished_sessions import HandedNote
-from seamless_verl.data_plane.group_notifier import GroupCounts, GroupEnd
+from seamless_verl.data_plane.group_notifier import ConsecutiveFailures, GroupCounts
+from seamless_verl.errors import GroupsFailedError
 from seamless_verl.platform.adaptation import plain_class
 from seamless_verl.runtime.waits import QUEUE, WaitKind
 from seamless_verl.trajectory.account import DropReason
 
 pytestmark = pytest.mark.integration
-KEPT = {
-    "sampling": "a column of the data",
-    "global_steps": 7,
-    "raw_prompt": [{"role": "user", "content": "hm"}],
-    "data_source": "a",
-}
-SCRIPT: dict[int, Any] = {}
-"""The outcomes of a test's sessions, by number."""
-
-
-class Scripted:
-    """An agent loop with the outcome that the test sets."""
-
-    def __init__(self, tag: str = "", **kwargs: Any) -> None:
-        self.tag, self.kwargs = tag, kwargs
-
-    async def run(self, sampling_params: dict[str, Any], *, session_id: int, **kwargs: Any) -> Any:
-        if self.tag != "awaits nothing":
-            await asyncio.sleep(0)
-        outcome = SCRIPT[session_id]
-        if isinstance(outcome, BaseException):
-            raise outcome
-        return await outcome() if callable(outcome) else outcome
-
-
-class Put:
-    """Records puts in order; `tags` has those of single keys."""
-
-    def __init__(self) -> None:
-        self.batches: list[dict[str, Any]] = []
-        self.tags: list[tuple[str, str]] = []
-
-    async def batch(self, **kwargs: Any) -> None:
-        await asyncio.sleep(0)
-        self.batches.append(kwargs)
-
-    async def single(self, *, key: str, partition_id: str, tag: dict[str, Any]) -> None:
-        self.tags.append((key, tag["status"]))
-
-    def rows(self) -> dict[str, tuple[dict[str, Any], Any]]:
-        return {
-            key: (batch["tags"][i], {name: batch["fields"][name][i] for name in batch["fields"].keys(True)})
-            for batch in self.batches
-            for i, key in enumerate(batch["keys"])
-        }
-
-
-class Plane:
-    """Records acknowledgements, with the number of batches put before each or "dropped", and ended groups."""
-
-    def __init__(self, put: Put) -> None:
-        self.put, self.events = put, []  # type: ignore[var-annotated]
-        self.ends: list[GroupEnd] = []
-        self.notes: dict[str, HandedNote] = {}
-        self.notify_group_ended = SimpleNamespace(remote=self._notified)
-        self.acknowledge = SimpleNamespace(remote=self._acknowledged)
-
-    def _acknowledged(self, session_id: str, kept: bool, note: HandedNote) -> Any:
-        assert note.uid == "u"
-        self.notes[session_id] = note
-        self.events.append((session_id, len(self.put.batches) if kept else "dropped"))
-        return done(None)
-
-    def _notified(self, end: GroupEnd) -> Any:
-        self.events.append(("group ended", end.error))
-        self.ends.append(end)
-        return done(None)
-
-
-def done(value: Any) -> Any:
-    import concurrent.futures
-
-    future: concurrent.futures.Future[Any] = concurrent.futures.Future()
-    future.set_result(value)
-    return SimpleNamespace(future=lambda: future)
-
-
-@pytest.fixture
-def put(monkeypatch: pytest.MonkeyPatch) -> Put:
-    put = Put()
-    monkeypatch.setattr(transfer_queue, "async_kv_batch_put", put.batch)
-    monkeypatch.setattr(transfer_queue, "async_kv_put", put.single)
-    return put
-
-
-@pytest.fixture
-def scripted(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[int, Any]]:
-    target = {"_target_": f"{__name__}.{Scripted.__name__}", "name": "scripted", "tag": "hm"}
-    monkeypatch.setitem(verls._agent_loop_registry, "scripted", target)
-    yield SCRIPT
-    SCRIPT.clear()
-
-
-def worker(kind: Any, put: Put, n: int = 1) -> Any:
-    """A worker without a reward model, whose model takes text only."""
-    made = object.__new__(kind)
-    rollout = SimpleNamespace(n=n, val_kwargs=SimpleNamespace(n=n))
-    made.config = SimpleNamespace(actor_rollout_ref=SimpleNamespace(rollout=rollout), data=None)
-    made.reward_loop_worker_handles, made.distillation_enabled, made.processor = None, False, None
-    made.llm_client = made.tokenizer = made.hf_model_type = made.dataset_cls = None
-    made.tools, made.loops, made.plane, made.writer = [], {}, Plane(put), QueueWriter()
-    made.running, made.builders = {}, PromptBuilders()
-    made.seamless = SeamlessConfig()
-    return made
-
-
-def output(response: list[int], reward: float | None = 1.0, **more: Any) -> AgentLoopOutput:
-    extra = {"min_global_steps": 3, "max_global_steps": 4, "reward_extra_info": {"acc": reward}, **more}
-    return AgentLoopOutput(
-        prompt_ids=[5, 6],
-        response_ids=response,
-        response_mask=[1] * len(response),
-        response_logprobs=[-0.5] * len(response),
-        reward_score=reward,
-        num_turns=2,
-        metrics=AgentLoopMetrics(),
-        extra_fields=extra,
-    )
-
-
-def run_prompt(made: Any, validate: bool = False, **columns: Any) -> None:
-    trajectory = {"step": 7, "sample_index": 0, "rollout_n": 0, "validate": validate}
-    prompt = {"uid": "u", "agent_name": "scripted", **KEPT, **columns}
-    asyncio.run(made._run_prompt(prompt, {}, trajectory=trajectory))
+__all__ = ["put", "scripted"]
 
 
 @pytest.mark.parametrize(
@@ -282,10 +159,8 @@ def test_a_group_of_too_few_sessions_is_dropped_and_says_so(
 ) -> None:
     made = worker(SeamlessAgentLoopWorker, put, 3)
     made.seamless = SeamlessConfig(min_sessions=needed)
-    logging.getLogger(AgentLoopWorkerTQ.__module__).addFilter(only_here := WithoutDroppedGroups())
     scripted |= {0: SessionOutputs([output([0])], made.plane, "s0"), 1: TimeoutError("connect"), 2: []}
     run_prompt(made)
-    logging.getLogger(AgentLoopWorkerTQ.__module__).removeFilter(only_here)
     assert put.tags[-1] == ("u", "finished" if kept else "failure") and len(put.batches) == kept
     assert made.plane.events[0] == ("s0", 1 if kept else "dropped")
     assert made.plane.notes["s0"].rewards == {"reward": 1.0, "acc": 1.0}
@@ -536,8 +411,84 @@ def test_an_unknown_agent_loop_is_named(put: Put) -> None:
 
 
 def test_parts_of_a_loop_are_made_anew_for_each(scripted: dict[int, Any]) -> None:
-    target = f"{__name__}.{Scripted.__name__}"
+    target = f"{Scripted.__module__}.{Scripted.__name__}"
     plain = loop_factory({"_target_": target, "tag": "a"})
     with_part = loop_factory({"_target_": target, "part": {"_target_": target}})
     assert plain(tools=[]).tag == "a" and plain() is not plain()
     assert with_part().kwargs["part"] is not with_part().kwargs["part"]
+
+
+@pytest.mark.parametrize(
+    ("columns", "why"),
+    [
+        ({SAMPLES: "many"}, "ValueError: invalid literal for int"),
+        ({SAMPLES: 0}, f"its column {SAMPLES} is 0"),
+    ],
+)
+def test_an_error_of_a_whole_prompt_is_why_its_group_is_dropped(
+    put: Put, scripted: dict[int, Any], columns: dict[str, Any], why: str
+) -> None:
+    made = worker(SeamlessAgentLoopWorker, put)
+    run_prompt(made, **columns)
+    (end,) = made.plane.ends
+    assert end.error is not None and end.error.startswith("prompt u failed: ") and why in end.error
+    assert put.tags == [("u", "running"), ("u", "failure")] and put.batches == []
+
+
+@pytest.mark.parametrize("name", sorted(RESERVED_COLUMNS))
+def test_what_the_run_computes_wins_over_a_column_of_its_name(put: Put, scripted: dict[int, Any], name: str) -> None:
+    scripted |= {0: output([7, 8])}
+    run_prompt(worker(SeamlessAgentLoopWorker, put), **{name: "mine"})
+    (_, columns) = put.rows()["u_0_0"]
+    assert columns.get(name) != "mine" and columns["rm_scores"].tolist() == [0.0, 1.0]
+    assert columns["data_source"] == "a" and put.tags[-1] == ("u", "finished")
+
+
+async def cancels_itself() -> None:
+    raise asyncio.CancelledError
+
+
+def test_a_session_that_nobody_cancelled_fails_by_itself(put: Put, scripted: dict[int, Any]) -> None:
+    made = worker(SeamlessAgentLoopWorker, put, 3)
+    scripted |= {0: output([7]), 1: output([8]), 2: cancels_itself}
+    run_prompt(made)
+    assert [batch["keys"] for batch in put.batches] == [["u_0_0", "u_1_0"]] and made.plane.ends[0].kinds == {"error": 1}
+    scripted |= dict.fromkeys(range(3), cancels_itself)
+    run_prompt(made)
+    assert "raised CancelledError, and nobody had cancelled it" in str(made.plane.ends[1].error)
+
+
+@pytest.mark.parametrize(
+    ("failures", "validate", "counts"),
+    [
+        (["failed", "failed"], False, True),
+        (["failed", "output_limit"], False, True),
+        (["failed", "timed_out"], False, False),
+        (["failed", None], False, False),
+        (["failed", "failed"], True, False),
+    ],
+)
+def test_a_group_whose_agents_all_failed_is_no_success_though_it_is_rewarded(
+    put: Put, scripted: dict[int, Any], failures: list[str | None], validate: bool, counts: bool
+) -> None:
+    made, failing = worker(SeamlessAgentLoopWorker, put, 2), ConsecutiveFailures(2)
+    for i, failure in enumerate(failures):
+        scripted[i] = SessionOutputs([output([i], 0.0)], made.plane, f"s{i}", failure, f"session {i}: no docker")
+    for _ in range(2):
+        run_prompt(made, validate)
+        failing.add(made.plane.ends[-1])
+    assert len(put.batches) == 2 and all(end.error is None for end in made.plane.ends)
+    if counts:
+        with pytest.raises(GroupsFailedError, match="The last: session 1: no docker"):
+            failing.check()
+    else:
+        failing.check()
+
+
+def test_ragged_lists_of_a_prompt_are_arrays_of_objects() -> None:
+    """verl repeats each column in an array, which numpy refuses of lists of several lengths."""
+    columns = with_arrays({"ragged": [[1], [2, 3]], "deeper": [[1, [2]], [3, 4]], "even": [[1], [2]], "text": "a"})
+    arrays = {name: np.array([value] * 2) for name, value in columns.items()}
+    assert arrays["ragged"].dtype == arrays["deeper"].dtype == object
+    assert arrays["ragged"].tolist() == [[[1], [2, 3]]] * 2 and arrays["deeper"][1].tolist() == [[1, [2]], [3, 4]]
+    assert arrays["even"].shape == (2, 2, 1) and columns["even"] == [[1], [2]] and columns["text"] == "a"

@@ -134,8 +134,8 @@ def test_what_cannot_be_started_is_a_failure_that_says_why(
         ("echo '{{' >reward.json", "is not JSON"),
         ("echo 1.0 >reward.json", "holds 1.0"),
         ("echo '{{}}' >reward.json", "needs the key 'reward'"),
-        ("""echo '{{"reward": NaN}}' >reward.json""", "must be finite"),
-        ("""echo '{{"reward": "high"}}' >reward.json""", "a reward is a number"),
+        ("""echo '{{"reward": NaN}}' >reward.json""", "nan of type float is no finite number"),
+        ("""echo '{{"reward": "high"}}' >reward.json""", "'high' of type str is no finite number"),
         ("printf '\\377' >reward.json", "is not JSON"),
         ("head -c 100000 /dev/zero | tr '\\0' '[' >reward.json", "is not JSON"),
         ("head -c 2000000 /dev/zero >reward.json", "is no file of at most"),
@@ -144,9 +144,9 @@ def test_what_cannot_be_started_is_a_failure_that_says_why(
         ("ln -s /etc/passwd reward.json", "cannot be read"),
     ],
 )
-def test_a_malformed_reward_is_a_failure_that_says_so(make: str, says: str) -> None:
+def test_a_malformed_reward_is_named(make: str, says: str) -> None:
     outcome = ran(make)
-    assert (outcome.status, outcome.exit_code, outcome.reward) == (S.FAILED, 0, None)
+    assert (outcome.status, outcome.exit_code, outcome.reward) == (S.INVALID_REWARD, 0, None)
     assert "reward.json" in outcome.error and says in outcome.error
 
 

@@ -53,9 +53,9 @@ def test_it_gets_the_endpoint_and_a_task_of_its_own() -> None:
 
 
 @pytest.mark.parametrize("value", ["good", float("nan"), {"score": 1}])
-def test_a_malformed_reward_is_a_failure_that_says_so(value: Any) -> None:
+def test_a_malformed_reward_is_named(value: Any) -> None:
     outcome = called(giving(value))
-    assert outcome.status == AgentStatus.FAILED and "returned no reward" in outcome.error
+    assert outcome.status == AgentStatus.INVALID_REWARD and outcome.error.startswith("its reward: ")
 
 
 ERRORS = [error("boom") for error in (ValueError, TimeoutError, SystemExit, StopIteration, KeyboardInterrupt)]

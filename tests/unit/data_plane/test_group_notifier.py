@@ -7,7 +7,8 @@ import asyncio
 import pytest
 
 from seamless_verl.data_plane import group_notifier
-from seamless_verl.data_plane.group_notifier import GroupNotifier
+from seamless_verl.data_plane.group_notifier import MAX_UNSCORED_GROUPS, ConsecutiveFailures, GroupEnd, GroupNotifier
+from seamless_verl.errors import ScoresFailedError
 
 LONG_S = 60.0
 
@@ -66,3 +67,18 @@ async def test_a_wait_ends_with_its_time() -> None:
     notifier = GroupNotifier()
     async with asyncio.timeout(LONG_S / 2):
         assert await notifier.wait(0, 0.01, enough=2) == 0
+
+
+def test_groups_without_scores_end_a_run_before_others_that_fail() -> None:
+    """A group that is trained begins the count again; a validation, and what is deferred, do not."""
+    unscored = GroupEnd("compute_score of reward.py: nan", sessions=2, kinds={"reward": 2})
+    failures = ConsecutiveFailures(100)
+    for end in (*[unscored] * (MAX_UNSCORED_GROUPS - 1), GroupEnd(), *[unscored] * (MAX_UNSCORED_GROUPS - 1)):
+        failures.add(end)
+        failures.check()
+    for end in (GroupEnd(validation=True), GroupEnd("its step had enough groups", deferred=True), GroupEnd("other")):
+        failures.add(end)
+        failures.check()
+    failures.add(unscored)
+    with pytest.raises(ScoresFailedError, match=r"16 groups .* The last: compute_score of reward.py: nan"):
+        failures.check()

@@ -91,6 +91,14 @@ def test_missing_answer_and_unreadable_file(tmp_path: Path) -> None:
     assert_refused(config, "data.val_files", str(file), "Set data.val_files to a parquet file")
 
 
+@pytest.mark.parametrize("column", ["rm_scores", "session_id", "values"])
+def test_a_column_with_the_name_of_one_that_the_run_computes(tmp_path: Path, column: str) -> None:
+    config = tiny_run(tmp_path)
+    file = write_rows(tmp_path / "val.parquet", {**ROW, column: 1})
+    assert_refused(config, "data.val_files", str(file), f"Rename it in the file, for example to my_{column}")
+    assert f"its column {column} has a name of what the run computes" in str(refused(config)[0])
+
+
 def test_prompts_that_are_texts_and_no_messages(tmp_path: Path) -> None:
     config = tiny_run(tmp_path)
     file = write_rows(tmp_path / "train.parquet", {**ROW, "prompt": "What is 1 + 1?"})

@@ -1,0 +1,82 @@
+"""The one gate of scores: what a reward function, a reward model, an agent or a program outside gives, as a number.
+
+A score that is no finite number would make every weight NaN, and a zero in its place would be a wrong answer. So who
+asks for a score gets a float, or a ValueError that says what was given. Pure: arrays and tensors are known by their
+methods.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from decimal import Decimal
+from numbers import Real
+from typing import Any
+
+from seamless_verl.errors import shorten
+from seamless_verl.runtime.json_values import to_json_value
+
+LARGEST = 3.4028234663852886e38  # of float32, in which a row has its score
+SHOWN_CHARS = 80  # of a value in a message
+
+
+def score_of(value: object) -> float:
+    """The value as a float: of a bool, any real number, or an array or tensor of one element.
+
+    Raises ValueError, with the value and its type, for anything else and for a number that float32 does not hold.
+    """
+    try:
+        number = _element(value)
+        score = float(number) if isinstance(number, Real | Decimal) else math.nan
+    except Exception:  # a value of the user's own may raise anything, and a whole number may be too large
+        score = math.nan
+    if not abs(score) <= LARGEST:
+        raise ValueError(f"{shown(value)} of type {type(value).__name__} is no finite number")
+    return score
+
+
+def _element(value: Any) -> object:
+    """The one element of numpy's scalars and of arrays and tensors with one; any other value as it is."""
+    count = value.numel() if callable(getattr(value, "numel", None)) else getattr(value, "size", None)
+    return value.item() if isinstance(count, int) and count == 1 else value
+
+
+def shown(value: object) -> str:
+    """The value for a message, whatever it is."""
+    try:
+        return shorten(repr(value), SHOWN_CHARS)
+    except Exception:  # a repr of the user's own, or a whole number of more digits than Python writes
+        return "a value that cannot be shown"
+
+
+def beside_score(info: object) -> dict[str, Any]:
+    """What a reward function gave beside its score, with plain numbers and values that JSON has; {} for no mapping.
+
+    A number that is not finite is None.
+    """
+    return {str(name): _plain(value) for name, value in info.items()} if isinstance(info, Mapping) else {}
+
+
+def _plain(value: object) -> Any:
+    try:
+        score = score_of(value)
+    except ValueError:
+        return to_json_value(value)
+    return value if isinstance(value, int) else score
+
+
+def by_score(scores: Sequence[float]) -> tuple[list[int], list[int]]:
+    """The places of the samples that have a score, and of those whose score is NaN since they have none."""
+    scored = [i for i, score in enumerate(scores) if math.isfinite(score)]
+    return scored, sorted(set(range(len(scores))) - set(scored))
+
+
+def metric_values(values: Sequence[object], *, texts: bool = False) -> list[Any]:
+    """What of a column beside the scores can be averaged: its numbers, and None for any other value.
+
+    `texts`: of a column of answers that are counted, all as texts unless all are numbers.
+    """
+    numbers = [value if isinstance(value, int | float) else None for value in values]
+    if not texts or None not in numbers:
+        return numbers
+    return [None if value is None else str(value) for value in values]
