@@ -119,7 +119,7 @@ class SessionGroup:
 
     def failed_whole(self, error: Exception) -> None:
         """An error of the whole prompt is why its group is dropped."""
-        text = f"prompt {self.uid} failed: {type(error).__name__}: {error}"
+        text = f"the group of prompt {self.uid} failed: {type(error).__name__}: {error}"
         self.errors.append(text[-MAX_ERROR_CHARS:])
         logger.error("%s", shorten(text), exc_info=error)
 

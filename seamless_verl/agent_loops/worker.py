@@ -107,22 +107,23 @@ class SeamlessAgentLoopWorker(plain_class(AgentLoopWorkerTQ)):  # type: ignore[m
         assert task is not None
         entry = self.running[group.uid] = group, task
         try:
-            await self._run_sessions(group, prompt, sampling_params, trajectory, trace)
+            await tq.async_kv_put(key=group.uid, partition_id=partition, tag={"status": "running"})
+            try:
+                await self._run_sessions(group, prompt, sampling_params, trajectory, trace)
+            except Exception as error:  # whatever it is, its prompt is replaced by another
+                group.failed_whole(error)
+            tag = {"status": "finished" if group.kept else "failure"}
+            await tq.async_kv_put(key=group.uid, partition_id=partition, tag=tag)
         except asyncio.CancelledError:
             if not group.deferred:
                 raise
             task.uncancel()
-        except Exception as error:  # whatever it is, its prompt is replaced by another
-            group.failed_whole(error)
         finally:
             if self.running.get(group.uid) is entry:  # else it was reopened, and runs under its uid again
                 del self.running[group.uid]
         if group.kept is None:  # some of its sessions were stopped before they began
             group.cancelled = True
             await group.hand_over()
-        if not group.deferred:
-            tag = {"status": "finished" if group.kept else "failure"}
-            await tq.async_kv_put(key=group.uid, partition_id=partition, tag=tag)
         await await_reply(self.plane.notify_group_ended.remote(group.end()))
 
     async def _run_sessions(
@@ -134,7 +135,6 @@ class SeamlessAgentLoopWorker(plain_class(AgentLoopWorkerTQ)):  # type: ignore[m
         trace: bool,
     ) -> None:
         """Runs the group's sessions to their ends; what ends one of them is counted by the group."""
-        await tq.async_kv_put(key=group.uid, partition_id=group.partition, tag={"status": "running"})
         rollout = self.config.actor_rollout_ref.rollout
         total = prompt.pop(SAMPLES, rollout.val_kwargs.n if group.validation else rollout.n)
         group.total = int(total)
@@ -153,7 +153,7 @@ class SeamlessAgentLoopWorker(plain_class(AgentLoopWorkerTQ)):  # type: ignore[m
         )
         for error in await asyncio.gather(*map(asyncio.create_task, sessions), return_exceptions=True):
             if isinstance(error, Exception) and not isinstance(error, GroupDroppedError):  # of its hand-over
-                logger.error("prompt %s failed", group.uid, exc_info=error)
+                logger.error("the group of prompt %s failed", group.uid, exc_info=error)
 
     async def stop(self) -> None:
         """Ends the groups that still run, and with them their calls, unless an agent does not end."""

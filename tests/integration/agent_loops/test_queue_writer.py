@@ -431,7 +431,7 @@ def test_an_error_of_a_whole_prompt_is_why_its_group_is_dropped(
     made = worker(SeamlessAgentLoopWorker, put)
     run_prompt(made, **columns)
     (end,) = made.plane.ends
-    assert end.error is not None and end.error.startswith("prompt u failed: ") and why in end.error
+    assert end.error is not None and end.error.startswith("the group of prompt u failed: ") and why in end.error
     assert put.tags == [("u", "running"), ("u", "failure")] and put.batches == []
 
 

@@ -24,7 +24,7 @@ def test_calls_within_a_grammar_continue_after_the_memory_was_released(nano: Pat
     for metrics in job.metrics().values():
         assert metrics["actor/grad_norm"] > 0
         assert metrics["calls/failed"] == metrics["calls/cancelled"] == metrics["fleet/dead"] == 0
-    assert not re.search(r"rewarded 0\.0|Error in _run_prompt", job.log()), "an agent noticed"
+    assert not re.search(r"rewarded 0\.0|the group of prompt \S+ failed", job.log()), "an agent noticed"
     assert cut_within_a_grammar(job) > 0
     first = job.metrics()[1]  # the only step of which it is certain that the trainer has the tokens' version
     assert first["seamless/agreement/grammar/tokens"] > 0 and first["seamless/agreement/grammar/max"] < 2e-2
