@@ -82,7 +82,7 @@ class Job:
             "TORCHDYNAMO_DISABLE": "1",
             "OMP_NUM_THREADS": "1",
             "HF_HUB_OFFLINE": "1",
-            "PYTHONPATH": str(DATA),
+            "PYTHONPATH": f"{ROOT}:{DATA}",
             "VERL_FILE_LOGGER_PATH": str(self.folder / "metrics.jsonl"),
             "TMPDIR": str(self.temporary),
         }
