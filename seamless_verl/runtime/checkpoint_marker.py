@@ -171,3 +171,10 @@ def saved_steps(folder: Path) -> set[int]:
 def tracker_state(folder: Path) -> list[str | int] | None:
     tracker = folder / TRACKER
     return [tracker.read_text().strip(), tracker.stat().st_mtime_ns] if tracker.exists() else None
+
+
+def tracked_step(folder: Path) -> int | None:
+    """The step from which verl resumes by itself; None where it has nothing to resume from."""
+    state = tracker_state(folder)
+    step = int(state[0]) if state is not None and str(state[0]).isdigit() else None
+    return step if step is not None and step_folder(folder, step).is_dir() else None

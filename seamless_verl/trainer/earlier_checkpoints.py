@@ -14,7 +14,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from seamless_verl.runtime.checkpoint_marker import saved_steps, step_folder
+from seamless_verl.runtime.checkpoint_marker import saved_steps, step_folder, tracked_step
 
 MANAGERS = ("checkpoint_mananager", "checkpoint_manager")  # verl spells Megatron's so
 
@@ -34,6 +34,15 @@ def loaded_from(config: Any) -> Path:
     if config.trainer.resume_mode == "resume_path":
         return Path(os.path.abspath(config.trainer.resume_from_path)).parent
     return Path(os.path.abspath(config.trainer.default_local_dir))
+
+
+def resumed_checkpoint(config: Any) -> Path | None:
+    """The checkpoint that verl is going to load; None for a run that begins from nothing."""
+    if config.trainer.resume_mode == "resume_path":
+        return Path(os.path.abspath(config.trainer.resume_from_path))
+    folder = loaded_from(config)
+    step = tracked_step(folder) if config.trainer.resume_mode == "auto" else None
+    return None if step is None else step_folder(folder, step)
 
 
 def kept_checkpoints(config: Any) -> tuple[int | None, int | None]:

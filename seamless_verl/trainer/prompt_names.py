@@ -2,9 +2,11 @@
 
 verl gives each prompt a random uid. After a resume it draws what was drawn after the checkpoint a second time, under
 another uid, and nothing that the journal has of it could be found again. Here a uid follows from the run, from how many
-prompts it drew before, and from the prompt itself: another data set, or another order, gives other uids.
+prompts it drew before, and from the prompt itself: another data set, or another order, gives other uids. Without
+`data.seed` verl draws another subset (`data.train_max_samples`) at each start, so a run chooses a seed, and keeps it.
 
-Owned state: the run's name, which its first start chose, and the number of prompts drawn. Both are in each checkpoint.
+Owned state: the run's name and its data's seed, which its first start chose, and the number of prompts drawn. All are
+in each checkpoint.
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ class PromptNames:
 
     def __init__(self) -> None:
         self.run, self.drawn = uuid.uuid4().hex, 0
+        self.seed = int(self.run[:8], 16)
 
     def take(self, rows: Sequence[Mapping[str, Any]]) -> list[str]:
         """Uids for the prompts that are drawn next; `rows` are theirs in the data set, with any uid."""
@@ -39,7 +42,7 @@ class PromptNames:
         return str(uuid.uuid5(uuid.UUID(self.run), f"{number} {json.dumps(task, sort_keys=True)}"))
 
     def save(self, checkpoint: Path) -> None:
-        write_atomically(checkpoint / STATE, json.dumps({"run": self.run, "drawn": self.drawn}))
+        write_atomically(checkpoint / STATE, json.dumps({"run": self.run, "drawn": self.drawn, "seed": self.seed}))
 
     def load(self, checkpoint: Path) -> None:
         """Goes on as the run that saved the checkpoint; as another one after a checkpoint of an earlier release."""
@@ -47,6 +50,7 @@ class PromptNames:
         if file.is_file():
             state = json.loads(file.read_text(encoding="utf-8"))
             self.run, self.drawn = str(state["run"]), int(state["drawn"])
+            self.seed = int(state.get("seed", self.seed))
 
 
 def data_rows(batch: TensorDict) -> list[dict[str, Any]]:

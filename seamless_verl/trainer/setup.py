@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import ray
-from omegaconf import DictConfig
+from omegaconf import DictConfig, open_dict
 from verl.trainer.ppo.utils import Role
 from verl.trainer.ppo.v1 import trainer_base
 from verl.utils.config import omega_conf_to_dataclass
@@ -37,6 +37,7 @@ from seamless_verl.runtime.step_metrics import StepMetrics
 from seamless_verl.trainer.deaths import numbered
 from seamless_verl.trainer.description import describe
 from seamless_verl.trainer.device_time import DeviceTime, LostSource, server_reports, train_device
+from seamless_verl.trainer.earlier_checkpoints import resumed_checkpoint
 from seamless_verl.trainer.fetched_batch import AheadOfUpdate
 from seamless_verl.trainer.lending import UPDATE, DeviceLending, ReleasedLending, ResidentLending
 from seamless_verl.trainer.lending_view import DeviceViews, RunDevices
@@ -93,11 +94,23 @@ class TrainerSetup(SamplingTrainer):
 
     def _init_dataloader(self) -> None:
         """Also counts the prompts that are too long, in the background, if verl's own agent loops render them."""
+        self._choose_seed()
         super()._init_dataloader()
         sets = {"data.train_files": self.train_dataset, "data.val_files": self.val_dataset}
         scanned = {} if self.seamless.gateway.enabled else sets
         limit = self.config.actor_rollout_ref.rollout.prompt_length
         self.prompt_scan = BackgroundTask("prompt-scan", partial(warn_of_long_prompts, prompt_scans(scanned), limit))
+
+    def _choose_seed(self) -> None:
+        """Without `data.seed`, that of the run's first start: verl draws subsets of the data, and orders, with it."""
+        if (checkpoint := resumed_checkpoint(self.config)) is not None:
+            self.names.load(checkpoint)
+        if (given := self.config.data.get("seed")) is not None:
+            self.names.seed = int(given)
+            return
+        with open_dict(self.config):
+            self.config.data.seed = self.names.seed
+        logger.info("data.seed=null: this run draws its data with seed %d, also when it is resumed", self.names.seed)
 
     def _init_resource_pool_mgr(self) -> None:
         super()._init_resource_pool_mgr()
