@@ -153,6 +153,17 @@ class NoProgressError(SeamlessError, TimeoutError):
         )
 
 
+class NotFiniteError(SeamlessError, ArithmeticError):
+    """Numbers that are not finite would become weights, or are weights of a checkpoint; `found` says which."""
+
+    def __init__(self, found: str, way_out: str) -> None:
+        super().__init__(found, way_out)
+        self.found, self.way_out = found, way_out
+
+    def __str__(self) -> str:
+        return f"{self.found}. {self.way_out}"
+
+
 class ActorLostError(SeamlessError, RuntimeError):
     """Actors died without which a run cannot go on; `actors` names them."""
 

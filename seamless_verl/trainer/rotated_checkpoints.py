@@ -1,4 +1,4 @@
-"""How a worker's checkpoints are rotated: `earlier_checkpoints` says why, this is what the trainer calls."""
+"""What the trainer calls of a worker for its checkpoints: their rotation, as `earlier_checkpoints` says, and a look."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ from typing import Any
 
 from verl.single_controller.base.decorator import Dispatch, register
 
+from seamless_verl.errors import NotFiniteError
 from seamless_verl.trainer.earlier_checkpoints import adopt, kept_while_saving, prune
+from seamless_verl.trainer.finite_updates import has_finite_weights
 
 
 class RotatesCheckpoints:
@@ -15,6 +17,12 @@ class RotatesCheckpoints:
     def saved_engine(self) -> Any:
         """The engine whose checkpoints are rotated."""
         raise NotImplementedError
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def refuse_not_finite(self, what: str, way_out: str) -> None:
+        """Raises NotFiniteError, on every rank, if a weight of `what` is not a finite number."""
+        if not has_finite_weights(self.saved_engine()):
+            raise NotFiniteError(f"{what} has weights that are not finite numbers", way_out)
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def adopt_checkpoints(self, paths: list[str]) -> None:

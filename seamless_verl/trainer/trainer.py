@@ -27,6 +27,7 @@ from seamless_verl.journal import GroupOutcome
 from seamless_verl.platform.adaptation import rebound
 from seamless_verl.runtime.checkpoint_cleanup import marked_save, remove_emptied
 from seamless_verl.runtime.checkpoint_marker import step_folder
+from seamless_verl.runtime.finite_checkpoint import RESUME_ANOTHER, record_finite
 from seamless_verl.runtime.process import freeze_imports
 from seamless_verl.runtime.scores import by_score, metric_values
 from seamless_verl.trainer.advantage_trainer import TRAIN_ALL, AdvantageTrainer
@@ -34,6 +35,7 @@ from seamless_verl.trainer.balanced_rows import partitions
 from seamless_verl.trainer.corrected_update import UPDATE, update_numbers
 from seamless_verl.trainer.deferred_prompts import stored
 from seamless_verl.trainer.earlier_checkpoints import all_steps, earlier_steps, kept_checkpoints, loaded_from
+from seamless_verl.trainer.finite_updates import KEYS
 from seamless_verl.trainer.group_advantages import rows_at
 from seamless_verl.trainer.plane_progress import REPLY_S
 from seamless_verl.trainer.replica_starts import LOOK_S
@@ -51,6 +53,7 @@ from seamless_verl.trainer.token_mask import agreement, mask_stale
 from seamless_verl.trainer.trained_columns import trained_columns
 
 LAST_REPORT_S = 10.0  # of the 25 in which a run that is stopped has to end
+KEEP_EARLIER = "It is not saved, so that the last checkpoint stays: the same command goes on from that"
 
 
 @register_trainer("seamless")
@@ -63,7 +66,6 @@ class SeamlessTrainer(AdvantageTrainer):
             self.tail.drew(self.global_steps * int(self.config.data.train_batch_size))  # where the file lacks it
             load_scheduling(checkpoint, self.lending, self.ahead, self.tail)
             self.tail.keep(stored())
-            self.names.load(checkpoint)
             if self.prompt_sampling is not None:
                 load_sampling(checkpoint, self.prompt_sampling)
         if self.seamless.gateway.enabled:
@@ -87,6 +89,8 @@ class SeamlessTrainer(AdvantageTrainer):
 
     def _load_checkpoint(self) -> None:
         super()._load_checkpoint()
+        if self.global_steps:
+            self._refuse_not_finite(f"Checkpoint {checkpoint_of(self.config, self.global_steps)}", RESUME_ANOTHER)
         self.curve.truncate_after(self.global_steps)
         self.step_metrics.resume_at(self.global_steps)
         folder = Path(os.path.abspath(self.config.trainer.default_local_dir))
@@ -106,10 +110,17 @@ class SeamlessTrainer(AdvantageTrainer):
         if self.use_critic:
             self.critic_wg.adopt_checkpoints([str(path / str(Role.Critic)) for path in paths])
 
+    def _refuse_not_finite(self, what: str, way_out: str) -> None:
+        """Raises NotFiniteError if a weight of actor or critic is not a finite number."""
+        self.actor_rollout_wg.refuse_not_finite(f"{what} of the actor", way_out)
+        if self.use_critic:
+            self.critic_wg.refuse_not_finite(f"{what} of the critic", way_out)
+
     def _save_checkpoint(self) -> None:
         self._finish_report()
         self.enter_stage(f"saving, step {self.global_steps}")
         self.commit.wait()
+        self._refuse_not_finite(f"The model after step {self.global_steps}", KEEP_EARLIER)
         self._record_groups()  # before the checkpoint has their effect: a later start trusts what is recorded up to it
         with marked_save(self.config.trainer.default_local_dir, self.global_steps):
             self._save_own_state(checkpoint_of(self.config, self.global_steps))
@@ -129,6 +140,7 @@ class SeamlessTrainer(AdvantageTrainer):
 
     def _save_own_state(self, checkpoint: Path) -> None:
         checkpoint.mkdir(parents=True, exist_ok=True)
+        record_finite(checkpoint)
         save_scheduling(checkpoint, self.lending, self.ahead, self.tail)
         self.names.save(checkpoint)
         if self.prompt_sampling is not None:
@@ -253,7 +265,7 @@ class SeamlessTrainer(AdvantageTrainer):
 
     def _update_actor(self, batch: Any, metrics: dict[str, Any]) -> Any:
         correction, update = self.seamless.correction, self.step_batches - 1
-        batch.fields = trained_columns(batch.fields)
+        batch.fields, batch.extra_info[KEYS] = trained_columns(batch.fields), "\n".join(batch.keys)
         batch.extra_info[UPDATE] = update_numbers(correction, self.global_steps, update, self.parameter_sync_step)
         if not self.weighs_sessions:
             return super()._update_actor(batch, metrics)
@@ -267,7 +279,7 @@ class SeamlessTrainer(AdvantageTrainer):
             return super()._compute_values(batch, metrics)
 
     def _update_critic(self, batch: Any, metrics: dict[str, Any]) -> Any:
-        batch.fields = trained_columns(batch.fields)
+        batch.fields, batch.extra_info[KEYS] = trained_columns(batch.fields), "\n".join(batch.keys)
         with self.lending.training("train_mini_batch"):
             self.report.start()
             if not self.weighs_sessions:

@@ -28,6 +28,7 @@ from seamless_verl.resources.ledger import Activity, DeviceUse, NodeActivity
 from seamless_verl.trainer.corrected_update import CorrectedUpdates
 from seamless_verl.trainer.device_time import record_computations, train_device
 from seamless_verl.trainer.fetched_batch import FetchesAhead
+from seamless_verl.trainer.finite_updates import FiniteUpdates, gathered
 from seamless_verl.trainer.pools import TagWorkers
 from seamless_verl.trainer.rotated_checkpoints import RotatesCheckpoints
 from seamless_verl.trainer.weight_export import exports_alone, hold_changes
@@ -62,6 +63,7 @@ class SeamlessActorWorker(FetchesAhead, RotatesCheckpoints, DetachActorWorker):
             if worker is not None:
                 record_computations(worker, self.activity)
         if "actor" in self.role:
+            FiniteUpdates(self.actor, "actor")
             corrected = CorrectedUpdates(self.actor).correcting(self.loss_fn)
             self.actor.set_loss_fn(weighs_sessions(corrected))
             hold_changes(self.actor.engine, self.copying.hold)
@@ -161,13 +163,6 @@ def behind_this_thread(copy: Callable[[], Report]) -> Callable[[], Report]:
     return copy_behind
 
 
-def gathered(value: Any) -> list[Any]:
-    """What each rank gave; all ranks call it together."""
-    values: list[Any] = [None] * torch.distributed.get_world_size()
-    torch.distributed.all_gather_object(values, value)
-    return values
-
-
 def of_same_value(values: Sequence[Any], rank: int) -> list[int]:
     """The ranks whose value is that of `rank`, in order."""
     return [other for other, value in enumerate(values) if value == values[rank]]
@@ -180,6 +175,7 @@ class SeamlessCriticWorker(RotatesCheckpoints, TrainingWorker):
         import_external_libs(config.model_config.external_lib)
         super().__init__(config)
         self.activity = Activity(f"critic-{self.rank}", [train_device(self.rank)])
+        FiniteUpdates(self, "critic")
         record_computations(self, self.activity)
 
     def saved_engine(self) -> Any:

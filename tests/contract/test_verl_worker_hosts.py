@@ -75,6 +75,7 @@ CALLED = {
     MEGATRON + "optimizer_step": "self",
     MEGATRON + "save_checkpoint": "self local_path hdfs_path global_step max_ckpt_to_keep **kwargs",
     "verl.utils.checkpoint.checkpoint_manager:BaseCheckpointManager.remove_previous_save_local_path": "self path",
+    "verl.utils.tensordict_utils:index_select_tensor_dict": "batch indices",
     "verl.workers.utils.losses:get_policy_loss_fn": "name",  # replaced
     "verl.trainer.ppo.core_algos:register_policy_loss": "name",
     "verl.workers.engine:EngineRegistry.register": "model_type backend device vendor",
@@ -122,7 +123,7 @@ HELD = {
     ACTOR[:-1]: "actor ref role rank layered_summon rollout checkpoint_engine",
     TRAINING[:-1]: "engine rank",
     MEGATRON[:-1]: "engine_config tf_config module vanilla_bridge is_param_offload_enabled optimizer"
-    " get_data_parallel_rank get_data_parallel_size is_mp_src_rank_with_outputs checkpoint_mananager",
+    " get_data_parallel_rank get_data_parallel_size is_mp_src_rank_with_outputs checkpoint_mananager eval_mode",
     "verl.utils.checkpoint.checkpoint_manager:BaseCheckpointManager": "previous_saved_paths",
     "verl.workers.config:McoreEngineConfig": "strategy use_megatron_fsdp tensor_model_parallel_size"
     " pipeline_model_parallel_size expert_model_parallel_size expert_tensor_parallel_size",
@@ -200,6 +201,24 @@ def test_the_groups_of_megatrons_optimizers_are_those_that_step() -> None:
     groups = MegatronOptimizer.param_groups.fget(one)
     chain = SimpleNamespace(chained_optimizers=[SimpleNamespace(param_groups=groups)])
     assert ChainedOptimizer.param_groups.fget(chain)[0] is group
+
+
+def test_megatron_measures_the_gradients_and_then_steps_by_these_methods() -> None:
+    """So a step whose norm is not finite is left out there; verl's other engines look at the norm themselves."""
+    from megatron.core.optimizer.layer_wise_optimizer import LayerWiseDistributedOptimizer
+    from megatron.core.optimizer.optimizer import ChainedOptimizer, MixedPrecisionOptimizer
+
+    chained, single = inspect.getsource(ChainedOptimizer.step), inspect.getsource(MixedPrecisionOptimizer.step)
+    assert (
+        chained.index("self.get_grad_norm()") < chained.index("clip_grad_by") < chained.index("self.step_with_ready_")
+    )
+    assert single.index("self.clip_grad_norm(") < single.index("self.step_with_ready_grads()")
+    assert "super().step()" in inspect.getsource(LayerWiseDistributedOptimizer.step)
+    norm = inspect.getsource(
+        found("verl.workers.engine.fsdp.transformer_impl:FSDPEngine.optimizer_step", "finite-updates")
+    )
+    assert "if not torch.isfinite(grad_norm):" in norm and "return grad_norm" in norm
+    assert "= self.optimizer.step()" in inspect.getsource(found(MEGATRON + "optimizer_step", "finite-updates"))
 
 
 def test_the_export_of_weights_gathers_over_the_groups_of_the_models_sizes_alone() -> None:

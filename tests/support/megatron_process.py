@@ -26,7 +26,7 @@ from seamless_verl.platform.engine import register_engines
 from seamless_verl.platform.megatron.bf16_products import multiply_bf16_in_fp32
 
 
-def build_engine(case: dict[str, Any]) -> Any:
+def configs_of(case: dict[str, Any]) -> tuple[HFModelConfig, McoreEngineConfig, McoreOptimizerConfig]:
     transformer = dict(
         gradient_accumulation_fusion=False, masked_softmax_fusion=False, apply_rope_fusion=False,
         attention_backend="unfused",
@@ -37,14 +37,19 @@ def build_engine(case: dict[str, Any]) -> Any:
         use_dynamic_bsz=True, max_token_len_per_gpu=case.get("tokens", 4096),
         infer_max_token_len_per_gpu=case.get("tokens", 4096),
     )  # fmt: skip
+    optimizer_config = McoreOptimizerConfig(
+        lr=case.get("lr", 1e-3), total_training_steps=10, lr_decay_style=case.get("decay", "linear"),
+        use_checkpoint_opt_param_scheduler=True,
+    )  # fmt: skip
+    model_config = HFModelConfig(path=case["model"], override_config={"attn_implementation": "eager"})
+    return model_config, engine_config, optimizer_config
+
+
+def build_engine(case: dict[str, Any]) -> Any:
+    model_config, engine_config, optimizer_config = configs_of(case)
     return EngineRegistry.new(
         model_type="language_model", backend="megatron",
-        model_config=HFModelConfig(path=case["model"], override_config={"attn_implementation": "eager"}),
-        engine_config=engine_config,
-        optimizer_config=McoreOptimizerConfig(
-            lr=case.get("lr", 1e-3), total_training_steps=10, lr_decay_style="linear",
-            use_checkpoint_opt_param_scheduler=True,
-        ),
+        model_config=model_config, engine_config=engine_config, optimizer_config=optimizer_config,
         checkpoint_config=CheckpointConfig(save_contents=["model", "optimizer", "extra", "hf_model"]),
     )  # fmt: skip
 

@@ -53,7 +53,7 @@ def put_in(names: list[str], meaning: str) -> Iterator[str]:
 def unlisted(names: Collection[str]) -> set[str]:
     """Of the names that a run logged, those with a first part of ours that the page does not list."""
     known = listed()
-    ours = {name.partition("/")[0] for name in known} - {"actor", "training"}
+    ours = {name.partition("/")[0] for name in known} - {"actor", "critic", "training"}
     patterns = [re.compile(re.sub(r"<\w+>", "[^/]+", name)) for name in known]
     own = {name for name in names if name.partition("/")[0] in ours}
     return {name for name in own if not any(pattern.fullmatch(name) for pattern in patterns)}

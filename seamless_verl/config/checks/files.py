@@ -23,8 +23,9 @@ from seamless_verl.config.checks.settings import AbsentError, Problem, Settings,
 from seamless_verl.config.checks.sources import check_dotted, check_name
 from seamless_verl.config.verl_keys import ENGINE
 from seamless_verl.errors import ConfigError
-from seamless_verl.runtime.checkpoint_marker import saved_steps, step_folder, tracker_state
+from seamless_verl.runtime.checkpoint_marker import saved_steps, step_folder, tracked_step
 from seamless_verl.runtime.fields import nearest
+from seamless_verl.runtime.finite_checkpoint import RESUME_ANOTHER, weights_not_finite
 from seamless_verl.runtime.locks import is_locked, lock_file
 
 FILE_KEYS = ("data.train_files", "data.val_files")
@@ -224,6 +225,7 @@ ENGINES = {"fsdp": "FSDP", "fsdp2": "FSDP", "megatron": "Megatron"}  # of a stra
 NAMES = {"FSDP": "dp", "Megatron": "megatron"}
 LOADED = ("model", "optimizer", "extra")
 ELSEWHERE = f"{FOLDER} to another folder, or {MODE}=disable"
+NOT_FINITE = "has weights that are not finite numbers, in"
 USE_ANOTHER = f"Wait for it or stop it, or set {FOLDER} to another folder"
 
 
@@ -305,6 +307,15 @@ def _newest(settings: Settings) -> list[Problem]:
     with looking_at(FOLDER, folder, newest.name):
         if not (newest / "actor").is_dir():
             return [_without_actor(folder, newest)]
+        if (weights := weights_not_finite(newest)) is not None:
+            return [
+                Problem(
+                    FOLDER,
+                    folder,
+                    f"its newest checkpoint, from which the run would resume, {NOT_FINITE} {weights}",
+                    RESUME_ANOTHER,
+                )
+            ]
         engine = _engine_of(newest / "actor")
     strategy = settings.text("actor_rollout_ref.actor.strategy", "")
     loads = settings.get("actor_rollout_ref.actor.checkpoint.load_contents", LOADED)
@@ -333,11 +344,9 @@ def _without_actor(folder: str, newest: Path) -> Problem:
 def _tracked(folder: Path) -> int | None:
     """The step from which verl resumes; None where it has nothing to resume from, or nothing that can be read here."""
     try:
-        state = tracker_state(folder)
+        return tracked_step(folder)
     except OSError:
         return None
-    step = int(state[0]) if state is not None and str(state[0]).isdigit() else None
-    return step if step is not None and os.path.isdir(step_folder(folder, step)) else None
 
 
 def _engine_of(actor: Path) -> str | None:
@@ -358,6 +367,8 @@ def _checkpoint(path: str) -> None:
         raise ConfigError(PATH, path, "there is no such folder", _instead(os.path.dirname(folder)) or _way_out())
     if not os.path.isdir(os.path.join(folder, "actor")):
         raise ConfigError(PATH, path, "is no checkpoint: it has no folder actor", _way_out())
+    if (weights := weights_not_finite(Path(folder))) is not None:
+        raise ConfigError(PATH, path, f"{NOT_FINITE} {weights}", RESUME_ANOTHER)
 
 
 def _instead(folder: str) -> str | None:

@@ -76,7 +76,7 @@ def test_it_is_not_where_something_else_follows_or_all_cores_train(
         lambda trainer: trainer._await_group(0.0),
         lambda trainer: trainer.while_updating(),
         lambda trainer: trainer._compute_values(BATCH, {}),
-        lambda trainer: trainer._update_critic(SimpleNamespace(fields=[]), {}),
+        lambda trainer: trainer._update_critic(SimpleNamespace(fields=[], extra_info={}, keys=[]), {}),
     ],
 )
 def test_a_report_begins_when_the_trainer_waits(

@@ -26,7 +26,7 @@ def test_an_update_asks_for_no_column_that_only_describes_a_session(monkeypatch:
     asked = list[Any]()
     monkeypatch.setattr(trainer_base.PPOTrainer, "_update_actor", lambda _, batch, metrics: asked.append(batch.fields))
     for fields in (["raw_prompt", "input_ids", "extra_fields", "advantages"], None):
-        trainer_of()._update_actor(SimpleNamespace(fields=fields, extra_info={}), {})
+        trainer_of()._update_actor(SimpleNamespace(fields=fields, extra_info={}, keys=["u_0_0"]), {})
     assert asked == [["input_ids", "advantages"], None]
 
 

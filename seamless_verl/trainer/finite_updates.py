@@ -1,0 +1,223 @@
+"""Makes the trainer's workers leave out each optimizer step whose loss or gradient norm is not finite.
+
+verl's Megatron engine steps whatever the gradients are, and one NaN is in every weight after it. Here all ranks decide
+together before the step: each gives whether its losses were finite, and the gradient norm, which Megatron reduces over
+its ranks. verl's other engines skip a step for its norm themselves. A step that is left out changes neither weights nor
+the optimizer's moments; verl clears the gradients before the next mini-batch. The learning rate's schedule counts
+updates, with steps or without. LIMIT steps left out one after another end the run, in the worker: that is before a
+commit, a save and a rotation of checkpoints.
+
+Owned state of each rank, of the model that it trains: whether its losses of the mini-batch were finite, and the rows
+whose loss was not; how many steps the update left out, and how many were left out in a row.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Iterator
+from functools import wraps
+from typing import Any
+
+import torch
+from verl.utils import tensordict_utils as tu
+from verl.utils.device import get_device_name
+
+from seamless_verl.errors import NotFiniteError
+
+KEYS, ROW = "seamless_keys", "seamless_row"
+"""In a batch's `extra_info` the keys of its rows, a line each; and a worker's column with the number of a row."""
+LIMIT = 3
+SKIPPED = {"actor": "actor/skipped_updates_sum", "critic": "critic/skipped_updates_sum"}
+"""verl puts the model's name before what a worker reports, and adds a name with `sum` up over the updates of a step."""
+CAUSES = ("rm_scores", "token_level_scores", "token_level_rewards", "rollout_log_probs", "old_log_probs")
+CAUSES += ("ref_log_prob", "values", "rollout_is_weights", "advantages", "returns")
+"""Columns of a batch, each before those that are computed from it."""
+OTHER, LOSS, LARGEST, NOTHING = (len(CAUSES) + i for i in range(4))
+Finding = tuple[int, float, str]
+"""What is wrong with a sample: the smallest is the worst of all ranks."""
+logger = logging.getLogger(__name__)
+
+
+class FiniteUpdates:
+    """Wraps verl's TrainingWorker and its engine; every rank of the actor, and of the critic, has one."""
+
+    def __init__(self, worker: Any, model: str) -> None:
+        self.engine, self.model = worker.engine, model
+        self.keys: list[str] = []  # of the update's rows, of all ranks
+        self.finite, self.blamed = True, list[int]()  # the losses of the mini-batch; rows whose loss is not
+        self.left_out = ""  # what was not finite, where the mini-batch made no step
+        self.skipped = self.in_a_row = 0
+        worker.train_mini_batch = self._counting(worker.train_mini_batch)
+        self.engine.train_batch = self._watching(self.engine.train_batch)
+        self.engine.optimizer_step = self._finite_alone(self.engine.optimizer_step)
+
+    def _counting(self, train_mini_batch: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        """The whole update; adds how many of its optimizer steps were left out to its metrics."""
+
+        @wraps(train_mini_batch)
+        def run(data: Any) -> Any:
+            self.keys, self.skipped = tu.pop(data, KEYS, default="").splitlines(), 0
+            data[ROW] = torch.arange(len(data)) + self.engine.get_data_parallel_rank() * len(data)
+            output = train_mini_batch(data)
+            if output is not None:
+                tu.get(output, "metrics")[SKIPPED[self.model].removeprefix(f"{self.model}/")] = self.skipped
+            return output
+
+        return run
+
+    def _watching(self, train_batch: Callable[..., Any]) -> Callable[..., Any]:
+        """One mini-batch.
+
+        Raises:
+            NotFiniteError: it is the last of LIMIT in a row without an optimizer step; on every rank.
+        """
+
+        @wraps(train_batch)
+        def run(data: Any, loss_function: Callable[..., Any]) -> Any:
+            self.finite, self.blamed, self.left_out = True, [], ""
+            output = train_batch(data, loss_function=self._checking(loss_function))
+            self.in_a_row = self.in_a_row + 1 if self.left_out else 0
+            if self.left_out:
+                self.skipped += 1
+                self._report(data)
+            return output
+
+        return run
+
+    def _checking(self, loss: Callable[..., Any]) -> Callable[..., Any]:
+        """The loss function of a micro-batch, which notes a loss that is not finite, and the rows that have one."""
+
+        @wraps(loss)
+        def checked(model_output: Any, data: Any, dp_group: Any = None) -> Any:
+            value, metrics = loss(model_output=model_output, data=data, dp_group=dp_group)
+            if not torch.isfinite(value).all():
+                self.finite = False
+                self.blamed += rows_with_such_a_loss(loss, model_output, data, dp_group)
+            return value, metrics
+
+        return checked
+
+    def _finite_alone(self, optimizer_step: Callable[[], Any]) -> Callable[[], Any]:
+        """The optimizer step where loss and gradient norm are finite; returns the norm, NaN where it is not known."""
+
+        @wraps(optimizer_step)
+        def run() -> Any:
+            if not of_all_ranks(self.finite):
+                self.left_out = "loss"
+                return math.nan
+            megatron = hasattr(self.engine.optimizer, "step_with_ready_grads")
+            norm = self._megatron_step(self.engine.optimizer, optimizer_step) if megatron else optimizer_step()
+            if not math.isfinite(norm):
+                self.left_out = "gradient norm"
+            return norm
+
+        return run
+
+    @staticmethod
+    def _megatron_step(optimizer: Any, optimizer_step: Callable[[], Any]) -> Any:
+        """A step that changes nothing when the norm, which Megatron measures before it clips, is not finite."""
+        measure, step, norms = optimizer.get_grad_norm, optimizer.step_with_ready_grads, list[Any]()
+
+        def measured() -> Any:
+            norms.append(measure())
+            return norms[-1]
+
+        def step_if_finite() -> bool:
+            norm = norms[-1] if norms else measured()  # it is not measured where nothing is clipped
+            if of_all_ranks(math.isfinite(norm)):
+                return bool(step())
+            norms.append(math.nan)
+            return True
+
+        optimizer.get_grad_norm, optimizer.step_with_ready_grads = measured, step_if_finite
+        try:
+            optimizer_step()
+        finally:
+            del optimizer.get_grad_norm, optimizer.step_with_ready_grads
+        return norms[-1]
+
+    def _report(self, data: Any) -> None:
+        _, _, worst = min(gathered(min(self._findings(data))))
+        text = f"The {self.model} made no optimizer step, for its {self.left_out} is not finite. {worst}"
+        if self.in_a_row >= LIMIT:
+            raise NotFiniteError(f"{text}. That was the step number {self.in_a_row} in a row", WAY_OUT)
+        if torch.distributed.get_rank() == 0:
+            logger.warning(
+                "%s. The run ends after %d such steps in a row; this is number %d", text, LIMIT, self.in_a_row
+            )
+
+    def _findings(self, data: Any) -> Iterator[Finding]:
+        """Of this rank's mini-batch."""
+        rows = data[ROW].tolist()
+        columns = {name: column for name, column in data.items() if is_float(column)}
+        for name, column in columns.items():
+            for row, values in zip(rows, column.unbind(), strict=True):
+                if len(bad := (~values.isfinite()).flatten().nonzero()):
+                    value, place = float(values.flatten()[bad[0]]), int(bad[0])
+                    order = CAUSES.index(name) if name in CAUSES else OTHER
+                    yield order, row, f"The worst is {self._sample(row)}: its {name} has {value} at place {place}"
+        for row in self.blamed:
+            yield LOSS, row, f"The worst is {self._sample(row)}: its loss is not finite, though its columns are"
+        if "advantages" in columns:
+            sizes = [float(values.abs().max()) if values.numel() else 0.0 for values in columns["advantages"].unbind()]
+            largest, row = max(zip(sizes, rows, strict=True))
+            its = f"The largest advantage, {largest:g}, is that of {self._sample(row)}"
+            yield LARGEST, -largest, f"No sample's columns or loss are the cause. {its}"
+        yield NOTHING, 0, "No sample is the cause"
+
+    def _sample(self, row: int) -> str:
+        """The sample in words; a key is `{uid}_{session}_{row}`."""
+        if not self.keys:
+            return f"row {row}"
+        uid, session, part = self.keys[row].rsplit("_", 2)
+        return f"prompt {uid}, session {session}, row {part}"
+
+
+WAY_OUT = (
+    "Nothing of these steps is in the weights, and the last checkpoint stays: repair what gives such numbers, and the "
+    "same command goes on from it"
+)
+
+
+def is_float(column: Any) -> bool:
+    return isinstance(column, torch.Tensor) and column.is_floating_point()
+
+
+def rows_with_such_a_loss(loss: Callable[..., Any], model_output: Any, data: Any, dp_group: Any) -> list[int]:
+    """The numbers of the rows of a micro-batch that have a loss which is not finite by themselves; else all of them."""
+    rows, outputs = data[ROW].tolist(), tu.get_tensordict(dict(model_output))
+    found = list[int]()
+    with torch.no_grad():
+        for i, row in enumerate(rows):
+            one, of_one = (tu.index_select_tensor_dict(whole, [i]) for whole in (data, outputs))
+            value, _ = loss(model_output=of_one, data=one, dp_group=dp_group)
+            found += [] if torch.isfinite(value).all() else [row]
+    return found or rows
+
+
+def of_all_ranks(holds: bool) -> bool:
+    """Whether it holds on every rank of this model; all of them call it together."""
+    flag = torch.tensor(float(holds), device=get_device_name())
+    torch.distributed.all_reduce(flag, op=torch.distributed.ReduceOp.MIN)
+    return bool(flag)
+
+
+def gathered(value: Any) -> list[Any]:
+    """What each rank gave; all ranks call it together."""
+    values: list[Any] = [None] * torch.distributed.get_world_size()
+    torch.distributed.all_gather_object(values, value)
+    return values
+
+
+def has_finite_weights(engine: Any) -> bool:
+    """Whether all weights of an engine of verl are finite, on every rank; all of them call it together.
+
+    It reads each weight once, where it is computed with: weights that are put away are brought back for it.
+    """
+    with engine.eval_mode(), torch.no_grad():
+        chunks = engine.module if isinstance(engine.module, list) else [engine.module]
+        parameters = (getattr(weight, "_local_tensor", weight) for chunk in chunks for weight in chunk.parameters())
+        ends = [torch.stack(torch.aminmax(weight)) for weight in parameters if weight.numel()]
+        finite = all(bool(torch.isfinite(end).all()) for end in ends)
+    return of_all_ranks(finite)
