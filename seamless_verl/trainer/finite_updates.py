@@ -30,8 +30,10 @@ KEYS, ROW = "seamless_keys", "seamless_row"
 LIMIT = 3
 SKIPPED = {"actor": "actor/skipped_updates_sum", "critic": "critic/skipped_updates_sum"}
 """verl puts the model's name before what a worker reports, and adds a name with `sum` up over the updates of a step."""
-CAUSES = ("rm_scores", "token_level_scores", "token_level_rewards", "rollout_log_probs", "old_log_probs")
-CAUSES += ("ref_log_prob", "values", "rollout_is_weights", "advantages", "returns")
+CAUSES = (
+    *("rm_scores", "token_level_scores", "token_level_rewards", "rollout_log_probs", "old_log_probs", "ref_log_prob"),
+    *("values", "rollout_is_weights", "advantages", "returns"),
+)
 """Columns of a batch, each before those that are computed from it."""
 OTHER, LOSS, LARGEST, NOTHING = (len(CAUSES) + i for i in range(4))
 Finding = tuple[int, float, str]

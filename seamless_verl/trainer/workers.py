@@ -25,6 +25,7 @@ from verl.workers.engine_workers import TrainingWorker
 
 from seamless_verl.algorithms import interpolated, m2po
 from seamless_verl.resources.ledger import Activity, DeviceUse, NodeActivity
+from seamless_verl.runtime.process import show_log
 from seamless_verl.trainer.corrected_update import CorrectedUpdates
 from seamless_verl.trainer.device_time import record_computations, train_device
 from seamless_verl.trainer.fetched_batch import FetchesAhead
@@ -49,6 +50,7 @@ class SeamlessActorWorker(FetchesAhead, RotatesCheckpoints, DetachActorWorker):
     """Actor, rollout and reference on one device."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
+        show_log()
         super().__init__(*args, **kwargs)
         self.staged, self.copying = StagingMemory(node_id()), BackgroundStaging()
         self.ranks_of_host: list[int] = []  # set when all ranks first stage together
@@ -172,6 +174,7 @@ class SeamlessCriticWorker(RotatesCheckpoints, TrainingWorker):
     """A critic whose model config may register engines, as the actor's does."""
 
     def __init__(self, config: Any) -> None:
+        show_log()
         import_external_libs(config.model_config.external_lib)
         super().__init__(config)
         self.activity = Activity(f"critic-{self.rank}", [train_device(self.rank)])

@@ -43,14 +43,15 @@ def drawn(trainer: Any) -> list[list[int]]:
 
 
 def test_a_resumed_run_has_the_subset_of_its_first_start(nano: Path, tmp_path: Path) -> None:
-    first, other = trainer_of(tmp_path, nano), trainer_of(tmp_path, nano)
-    assert drawn(first) != drawn(other), "a run that is not resumed draws its own"
+    first = trainer_of(tmp_path, nano)
+    expected = drawn(first)
+    assert drawn(trainer_of(tmp_path, nano)) != expected, "a run that is not resumed draws its own"
     save(tmp_path, 3)
     first.names.save(tmp_path / "global_step_3")
     place = f"trainer.resume_from_path={tmp_path}/global_step_3"
     for settings in (["trainer.resume_mode=auto"], ["trainer.resume_mode=resume_path", place]):
         resumed = trainer_of(tmp_path, nano, *settings)
-        assert drawn(resumed) == drawn(first) and resumed.names.run == first.names.run
-    assert drawn(trainer_of(tmp_path, nano, "trainer.resume_mode=disable")) != drawn(first)
+        assert drawn(resumed) == expected and resumed.names.run == first.names.run
+    assert drawn(trainer_of(tmp_path, nano, "trainer.resume_mode=disable")) != expected
     given = trainer_of(tmp_path, nano, "data.seed=7")
-    assert given.config.data.seed == given.names.seed == 7 and drawn(given) != drawn(first)
+    assert given.config.data.seed == given.names.seed == 7 and drawn(given) != expected
