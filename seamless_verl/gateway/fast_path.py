@@ -23,7 +23,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from seamless_verl.gateway.http import COUNT_TOKENS_PATH, GENERATION_PATHS, Body, ReplayedBody
+from seamless_verl.gateway.http import COUNT_TOKENS_PATH, GENERATION_PATHS, Body, ReplayedBody, parse_request
 
 READ_BODY = "seamless_verl.read_body"  # the scope's key of a ReadBody
 ROUTE_ERROR = "seamless_verl.route_error"  # the scope's key of an error that a route's function raised
@@ -77,7 +77,7 @@ class ReadBody:
 
     def encode(self) -> bytes:
         """As JSON; from the raw bytes, for validation may have written into nested values."""
-        return json.dumps(self._change(json.loads(self._raw))).encode()
+        return json.dumps(self._change(parse_request(self._raw))).encode()
 
     def with_length(self, scope: Scope) -> Scope:
         """The scope with the length of the encoded body."""

@@ -22,6 +22,7 @@ from seamless_verl.gateway.api_errors import Api, ApiError, ErrorCode, anthropic
 from seamless_verl.gateway.overflow import STATUS as OVERFLOW_STATUS
 from seamless_verl.gateway.overflow import failed_response_events, openai_overflow
 from seamless_verl.gateway.request_context import RequestContext, digest_of
+from seamless_verl.gateway.request_forms import without_empty
 from seamless_verl.gateway.request_rules import is_deeper
 
 UNSUPPORTED_PARAMETERS = {
@@ -39,6 +40,7 @@ UNSUPPORTED_PARAMETERS = {
 
 RESPONSES_PATH, MESSAGES_PATH = "/v1/responses", "/v1/messages"
 GENERATION_PATHS = frozenset({"/v1/chat/completions", "/v1/completions", RESPONSES_PATH, MESSAGES_PATH})
+ONE_CHOICE_PATHS = frozenset({RESPONSES_PATH, MESSAGES_PATH})  # the real services refuse `n` there
 COUNT_TOKENS_PATH = f"{MESSAGES_PATH}/count_tokens"
 REWARD_PATH = "/v1/session/reward"
 MODELS_PATH = "/v1/models"
@@ -161,6 +163,11 @@ def parse_body(data: bytes) -> Body:
     return body
 
 
+def parse_request(data: bytes) -> Body:
+    """The body of a request to a model, without its empty fields; raises ApiError as `parse_body` does."""
+    return without_empty(parse_body(data))
+
+
 def _check_characters(body: Body) -> None:
     try:
         json.dumps(body, ensure_ascii=False).encode()
@@ -175,6 +182,9 @@ def digest_request(path: str, body: Mapping[str, Any]) -> str:
     for name, why in UNSUPPORTED_PARAMETERS.items():
         if body.get(name) not in (None, False):
             raise ApiError(ErrorCode.UNSUPPORTED, f"{name} is not served here: {why}. Leave it out", param=name)
+    if path in ONE_CHOICE_PATHS and body.get("n") not in (None, 1):
+        message = f"Unknown parameter: 'n'. A reply of {path} is one choice; /v1/chat/completions gives several"
+        raise ApiError(ErrorCode.UNSUPPORTED, message, param="n")
     try:
         return digest_of(path, body)
     except RecursionError as error:

@@ -38,6 +38,7 @@ from seamless_verl.gateway.http import (
     key_from_headers,
     parse_address,
     parse_body,
+    parse_request,
     read_body,
     send_error,
     send_json,
@@ -169,10 +170,10 @@ class SessionMiddleware:
             await send_json(send, 200, stored_response(session, scope["method"], response_id))
         else:
             raw = await read_body(scope, receive, self._max_body)
-            body = parse_body(raw)
             if address.path == REWARD_PATH:
-                await _send_result(send, self._admin.reward(session, body))
+                await _send_result(send, self._admin.reward(session, parse_body(raw)))
                 return
+            body = parse_request(raw)
             inner_scope = {**scope, "path": address.path, "raw_path": address.path.encode()}
             await self._serve_request(inner_scope, receive, send, address, session, body, raw, headers)
 

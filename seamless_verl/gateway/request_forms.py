@@ -1,7 +1,7 @@
 """Forms of a request that the real services take and vLLM does not, and what it is given in their place.
 
-They mean the same: messages without a type or with several texts, a choice among several tools, and fields that only
-calls of hosted tools have.
+They mean the same: fields that are empty, messages without a type or with several texts, a choice among several tools,
+and fields that only calls of hosted tools have.
 """
 
 from __future__ import annotations
@@ -11,11 +11,34 @@ from typing import Any
 
 from seamless_verl.trajectory.messages import ASSISTANT
 
+NEVER_LEFT_OUT = frozenset({"model", "messages", "prompt", "input"})
+"""Fields of which an empty one is asked as it is, or refused: they are what is asked, and of which model."""
+LISTS = ("messages", "input")
 MESSAGE, REFUSAL = "message", "refusal"
 ALLOWED_TOOLS = "allowed_tools"
 MODES = ("auto", "required")
 HOSTED_CALLS = ("_call", "_call_output")
 """How items end that a service's own tools make: `web_search_call.results` asks for a field of one."""
+
+
+def without_empty(body: Mapping[str, Any]) -> dict[str, Any]:
+    """The body without its empty fields, and its messages and items without those that are null.
+
+    Clients write what they leave out as null, "", [] or {}. Each API of vLLM takes some of them and refuses others.
+    """
+    given = {name: value for name, value in body.items() if name in NEVER_LEFT_OUT or not is_empty(value)}
+    lists = {name: value for name in LISTS if isinstance(value := given.get(name), list)}
+    return given | {name: [_without_nulls(item) for item in value] for name, value in lists.items()}
+
+
+def _without_nulls(item: object) -> object:
+    if not isinstance(item, dict) or None not in item.values():
+        return item
+    return {name: value for name, value in item.items() if value is not None or name == "content"}
+
+
+def is_empty(value: object) -> bool:
+    return value is None or (isinstance(value, str | list | dict) and not value)
 
 
 def is_unread_message(item: object) -> bool:
@@ -67,6 +90,11 @@ def allowed_tools_mode(choice: object) -> str | None:
     """
     mode = allowed.get("mode") if (allowed := _allowed(choice)) is not None else None
     return mode if mode in MODES else None
+
+
+def needs_tools(choice: object) -> bool:
+    """Whether a choice of tools asks for a call; `auto` and `none` mean nothing without tools."""
+    return (choice.get("type") if isinstance(choice, Mapping) else choice) not in (None, "auto", "none")
 
 
 def allowed_names(choice: object) -> set[str] | None:

@@ -18,6 +18,7 @@ from seamless_verl.gateway.request_forms import (
     allowed_names,
     allowed_tools_mode,
     is_unread_message,
+    needs_tools,
     readable_items,
     without_hosted,
 )
@@ -162,8 +163,6 @@ def changes_for(
             raise ApiError(ErrorCode.UNSUPPORTED, message, param="tools")
     elif isinstance(included := body.get("include"), list):
         overrides["include"] = without_hosted(included)
-    if not dropped:
-        return Changes(overrides, replaced_media=media, unread_items=unread)
     kept = [tool for place, tool in enumerate(given) if place not in dropped]
     removed = _fields_without_tools(body.get("tool_choice"), kept, dropped)
     return Changes(overrides, removed, dropped, media, unread)
@@ -190,10 +189,11 @@ def _functions(tool: object) -> list[Mapping[str, Any]]:
 
 
 def _fields_without_tools(choice: object, kept: Sequence[Any], dropped: Mapping[int, str]) -> frozenset[str]:
-    """The fields that mean nothing without the dropped tools."""
+    """The fields that mean nothing without the dropped tools, or where there are none."""
     if not kept:
-        return frozenset({"tools", "tool_choice", "parallel_tool_calls"})
-    if not isinstance(choice, Mapping):
+        gone = {"tools", "tool_choice"} if dropped else () if needs_tools(choice) else {"tool_choice"}
+        return frozenset({"parallel_tool_calls", *gone})
+    if not dropped or not isinstance(choice, Mapping):
         return frozenset()
     names, named, allowed = set(_names(kept)), choice.get("name"), allowed_names(choice)
     gone = choice.get("type") in dropped.values() or (named is not None and named not in names)

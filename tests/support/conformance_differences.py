@@ -35,6 +35,7 @@ STORED = "vLLM's server stores no response unless told to"
 CLAMPED = "agents ask for more than is left of the context; the gateway gives what is left"
 UNBOUNDED = "vLLM's server takes as many calls at once as come"
 PLACEHOLDER = "a 400 ends the agents that look at a picture; the gateway gives the model a placeholder"
+EMPTY = "clients without tools send an empty list; the gateway takes an empty field for one that is left out"
 LISTED: tuple[Listed, ...] = (
     Listed("chat::test_a_bad_request_is_refused[an image for a model without eyes]", (GATEWAY,), PLACEHOLDER),
     Listed(
@@ -42,6 +43,7 @@ LISTED: tuple[Listed, ...] = (
         (VLLM,),
         "vLLM tokenizes the text of earlier replies anew; the gateway goes on with the ids on record",
     ),
+    Listed("errors::test_a_bad_tool_is_a_bad_request[an empty list]", (GATEWAY,), EMPTY),
     Listed("errors::test_a_wrong_key_is_told_in_the_apis_shape[*]", (VLLM,), UNSHAPED),
     Listed("errors::test_what_cannot_be_read_is_a_bad_request[no utf-8-*]", (VLLM,), UNSHAPED),
     Listed("errors::test_what_cannot_be_read_is_a_bad_request[too deep-*]", (VLLM,), UNSHAPED),

@@ -496,6 +496,73 @@ async def test_the_loopback_address_is_served_beside_the_hosts(nano: Path) -> No
             assert reply.status_code == 200
 
 
+EMPTY_FIELDS = (
+    *(
+        "tools",
+        "tool_choice",
+        "functions",
+        "function_call",
+        "parallel_tool_calls",
+        "stop",
+        "stop_sequences",
+        "n",
+        "seed",
+    ),
+    *("response_format", "metadata", "logit_bias", "logprobs", "top_logprobs", "system", "instructions", "include"),
+    *("text", "reasoning", "reasoning_effort", "thinking", "stream", "stream_options", "store", "user", "suffix"),
+    *("temperature", "top_p", "top_k", "presence_penalty", "service_tier", "truncation", "background", "modalities"),
+    *("previous_response_id", "conversation", "prompt_cache_key", "max_completion_tokens", "max_output_tokens"),
+    *("structured_outputs", "output_config", "context_management", "mcp_servers", "container", "documents"),
+    *("chat_template_kwargs", "extra_body", "kv_transfer_params", "cache_salt", "bad_words", "echo", "priority"),
+)
+SAID = {"role": "assistant", "content": "so"}
+EMPTY_FORMS: dict[str, list[dict[str, Any]]] = {  # each is the same as the first
+    CHAT: [
+        {"messages": [*HI, SAID, *HI]},
+        {"messages": [*HI, {**SAID, "tool_calls": [], "annotations": [], "audio": None, "refusal": None}, *HI]},
+        {"messages": [*HI, {**SAID, "tool_calls": None, "function_call": None, "name": None}, {**HI[0], "name": None}]},
+    ],
+    RESPONSES: [
+        {"input": [*HI, SAID, *HI]},
+        {"input": [*HI, {**SAID, "type": "message", "id": None, "status": None}, *HI]},
+        {"input": [*HI, {**SAID, "content": [{"type": "output_text", "text": "so", "annotations": []}]}, *HI]},
+    ],
+    MESSAGES: [
+        {"messages": [*HI, SAID, *HI]},
+        {"messages": [*HI, {**SAID, "content": [{"type": "text", "text": "so", "citations": None}]}, *HI]},
+    ],
+}
+
+
+@pytest.mark.parametrize("path", [*BODIES, COUNT])
+async def test_an_empty_field_is_the_same_as_none(nano: Path, path: str) -> None:
+    asked = BODIES[MESSAGES] if path == COUNT else BODIES[path]
+    forms = [{}, *({name: empty} for name in EMPTY_FIELDS if name not in asked for empty in (None, "", [], {}))]
+    forms += [{"tools": [], "tool_choice": choice} for choice in ("auto", "none", {"type": "auto"})]
+    async with gateway_harness(nano) as harness:
+        harness.set_replies("yes", end=False)
+        for same in (forms, EMPTY_FORMS.get(path, [])):
+            replies = [await post(harness, path, {**asked, **form}) for form in same]
+            refused = [
+                (form, reply.text) for form, reply in zip(same, replies, strict=True) if reply.status_code != 200
+            ]
+            assert not refused
+            calls, harness.source.calls = harness.source.calls, []
+            assert {repr((call.prompt_ids, sorted(call.sampling.items()))) for call in calls} == (
+                set() if path == COUNT or not same else {repr((calls[0].prompt_ids, sorted(calls[0].sampling.items())))}
+            )
+            assert len(calls) == (0 if path == COUNT else len(same))
+
+
+@pytest.mark.parametrize("path", [RESPONSES, MESSAGES])
+async def test_several_choices_are_refused_where_the_real_service_has_one(nano: Path, path: str) -> None:
+    async with gateway_harness(nano) as harness:
+        reply = await post(harness, path, {**BODIES[path], "n": 2})
+        assert reply.status_code == 400 and "Unknown parameter: 'n'" in error_of(reply, path)["message"]
+        assert (await post(harness, path, {**BODIES[path], "n": 1})).status_code == 200
+        assert len(harness.source.calls) == 1
+
+
 @pytest.mark.parametrize("role", ["tool", "user", "developer", "system", "assistant"])
 async def test_an_empty_list_of_contents_is_a_message_without_text(nano: Path, role: str) -> None:
     """As adapters send the result of a tool that gave nothing; pydantic makes an iterator of it."""

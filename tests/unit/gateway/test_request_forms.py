@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from seamless_verl.gateway.request_forms import is_unread_message
+from seamless_verl.gateway.request_forms import is_unread_message, without_empty
 from seamless_verl.gateway.request_rules import RequestRules, changes_for
 
 RULES = RequestRules()
@@ -114,3 +114,17 @@ def test_a_choice_among_some_tools_is_its_mode(mode: str, shape: int) -> None:
 def test_other_choices_are_for_vllm_to_read(choice: Any) -> None:
     body = {"tools": [FUNCTION], "tool_choice": choice}
     assert changed(body) == body
+
+
+@pytest.mark.parametrize("empty", [None, "", [], {}])
+def test_an_empty_field_is_the_same_as_none(empty: Any) -> None:
+    kept = {"model": empty, "messages": empty, "prompt": empty, "input": empty, "n": 0, "stream": False, "stop": [""]}
+    assert without_empty({**kept, "tools": empty, "stop_sequences": empty, "metadata": empty}) == kept
+
+
+@pytest.mark.parametrize(
+    ("choice", "left"),
+    [("auto", {}), ("none", {}), ({"type": "auto"}, {}), ("required", {"tool_choice": "required"})],
+)
+def test_a_choice_among_no_tools_is_left_out(choice: Any, left: dict[str, Any]) -> None:
+    assert changed({"tool_choice": choice, "parallel_tool_calls": True}) == left
