@@ -3,6 +3,11 @@
 How a chat template joins messages differs by model family; verl's continuous-token builders know it. A builder is
 used only when it proves, on a probe conversation, that what it appends equals what the template renders there for
 the whole conversation. Without such a builder, conversations are rendered whole.
+
+An agent may put text behind a reply, in the same message: the stop string that ended it, and what it did since. Then
+the reply's ids that say the beginning of the message are kept, and its rest is tokenized. Mostly these are all ids, for
+the engine generated the stop string, too. The last of them are left out where they say something else than the message,
+but for white space at their end, and so is the token that ends a turn.
 """
 
 from __future__ import annotations
@@ -11,11 +16,13 @@ import json
 import logging
 from array import array
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 from jinja2 import TemplateError
 from verl.utils.tokenizer.continuous_token_wiring import create_continuous_token_builder
+
+from seamless_verl.gateway.prefix_index import ExtendedReply, PrefixMatch
 
 logger = logging.getLogger(__name__)
 
@@ -60,6 +67,31 @@ class Continuation:
         except ValueError as error:  # the builder does not support these messages
             logger.info("conversation rendered whole: %s", error)
             return None
+
+    def rejoin(self, extended: ExtendedReply) -> PrefixMatch | None:
+        """The ids of a reply as far as they say what the agent sent back, with those of the rest of its message.
+
+        None when the reply's place in the text of its ids is not certain, or the rest's ids say another text there.
+        """
+        reply, sent = extended.reply, extended.sent
+        generated = reply.prefix.tail[-reply.generated :].tolist()
+        decode = partial(self._tokenizer.decode, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        text = decode(generated)
+        thoughts = text.find(reply.reasoning) + len(reply.reasoning)
+        if text.count(reply.text, thoughts) != 1:
+            return None
+        begin, kept = text.index(reply.text, thoughts), len(generated)
+        while not sent.startswith((shown := text[begin:]).rstrip()):
+            kept -= 1
+            text = decode(generated[:kept])
+        rest = sent[len(shown) :] if sent.startswith(shown) else sent[len(shown.rstrip()) :].lstrip()
+        while rest and kept and decode(generated[: kept - 1]) == text:  # by a token that ends a turn
+            kept -= 1
+        rest_ids = list(self._tokenizer.encode(rest, add_special_tokens=False))
+        exact = partial(self._tokenizer.decode, clean_up_tokenization_spaces=False)
+        if exact([*generated[:kept], *rest_ids]) != exact(generated[:kept]) + rest:
+            return None
+        return PrefixMatch(extended.count, reply.prefix.without_last(len(generated) - kept), rest_ids)
 
     def _find_builder(self, settings: str) -> _ContinuationBuilder | None:
         kwargs = json.loads(settings) | ({} if self._template is None else {"chat_template": self._template})

@@ -9,6 +9,8 @@ Invariants:
   latest turn's.
 - A conversation in which an assistant's consecutive messages are joined or split is found where none has it as it is:
   some APIs split a reply, and agents continue a message that they began, or let several agents speak in turn.
+- A reply of text that an agent sent back with more text in the same message is found apart from those, by
+  `find_extended`: of such a message the ids on record are the beginning at most.
 - Ids are kept once for a chain of turns: an entry that extends another holds only its own tail.
 """
 
@@ -45,13 +47,41 @@ class RecordedPrefix:
             ids.extend(tail)
         return ids
 
+    def without_last(self, number: int) -> RecordedPrefix:
+        """Without its last ids, at most as many as its own."""
+        assert number <= len(self.tail), f"{number} of {len(self.tail)} ids"
+        return RecordedPrefix(self.parent, self.tail[: len(self.tail) - number], self.length - number)
+
 
 @dataclass(frozen=True)
 class PrefixMatch:
-    """The longest recorded prefix of a conversation, and the number of messages that it covers."""
+    """The longest recorded prefix of a conversation, and the number of messages that it covers.
+
+    `rest` are the ids of what the agent added to the text of the last of these messages.
+    """
 
     count: int
     prefix: RecordedPrefix
+    rest: Sequence[int] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedReply:
+    """A reply of text, without white space around it; the last `generated` ids of its prefix are the reply's."""
+
+    text: str
+    reasoning: str
+    generated: int
+    prefix: RecordedPrefix
+
+
+@dataclass(frozen=True)
+class ExtendedReply:
+    """A message that begins with a recorded reply's text; with it `count` messages are covered."""
+
+    count: int
+    sent: str
+    reply: RecordedReply
 
 
 class PrefixIndex:
@@ -60,6 +90,7 @@ class PrefixIndex:
     def __init__(self) -> None:
         self._prefixes: dict[bytes, RecordedPrefix] = {}
         self._joined: dict[bytes, RecordedPrefix] = {}  # by their messages with consecutive ones joined
+        self._replies: dict[bytes, list[RecordedReply]] = {}  # by the messages before them
 
     def __len__(self) -> int:
         return len(self._prefixes)
@@ -79,6 +110,24 @@ class PrefixIndex:
         ]
         return max(matches, key=lambda match: match.count, default=None)  # the first of them, the most exact
 
+    def find_extended(self, seed: bytes, messages: Sequence[Mapping[str, Any]], covered: int) -> ExtendedReply | None:
+        """The last reply, behind the first `covered` messages, that was sent back with more text in its message.
+
+        Other messages follow it. Of several replies to one conversation it is the longest.
+        """
+        later = (entry.get("role") == ASSISTANT for entry in messages[covered:-1])
+        if not self._replies or not any(later) or not text_only(messages):
+            return None
+        digest, found = seed, None
+        for count, entry in enumerate(map(parse_message, messages[:-1]), 1):
+            if count > covered and entry.role == ASSISTANT and not entry.calls:
+                sent = entry.text.lstrip()
+                replies = [reply for reply in self._replies.get(digest, ()) if sent.startswith(reply.text)]
+                if replies:
+                    found = ExtendedReply(count, sent, max(replies, key=lambda reply: len(reply.text)))
+            digest = _extend_digest(digest, entry)
+        return found
+
     def add(
         self,
         seed: bytes,
@@ -97,6 +146,11 @@ class PrefixIndex:
         exact, *joined = _forms([*(parse_message(entry) for entry in messages), reply_message(reply)])
         self._prefixes[_digest(seed, exact)] = prefix
         self._joined |= {_digest(seed, form): prefix for form in joined}
+        message = exact[-1][1]
+        if (text := message.text.strip()) and not message.calls:
+            reasoning = str((reply.get("message") or reply).get("reasoning") or "").strip()
+            recorded = RecordedReply(text, reasoning, len(generated_ids), prefix)
+            self._replies.setdefault(_digest(seed, exact[:-1]), []).append(recorded)
 
     def add_recorded(
         self, request: Mapping[str, Any], reply: Mapping[str, Any], prompt_ids: array[int], generated_ids: array[int]

@@ -38,7 +38,7 @@ from seamless_verl.gateway.chat_messages import (
 from seamless_verl.gateway.continuation import Continuation
 from seamless_verl.gateway.http import COUNT_TOKENS_PATH
 from seamless_verl.gateway.overflow import Overflow
-from seamless_verl.gateway.prefix_index import PrefixMatch, prefix_seed, text_only
+from seamless_verl.gateway.prefix_index import ExtendedReply, PrefixMatch, prefix_seed, text_only
 from seamless_verl.gateway.request_context import CURRENT, Rendered, RequestContext
 from seamless_verl.gateway.request_rules import OUTPUT_LIMITS
 from seamless_verl.gateway.serving import shows_later_system
@@ -257,6 +257,10 @@ class SessionRenderer(chat_renderer()):  # type: ignore[misc]
         if self._continuation is None or not _only_appends(rendered.request, settings):
             return None
         match = context.session.prefixes.find_longest(rendered.seed, rendered.messages)
+        covered = match.count if match is not None else 0
+        extended = context.session.prefixes.find_extended(rendered.seed, rendered.messages, covered)
+        if extended is not None:
+            match = await self._rejoin(self._continuation, extended) or match
         if match is None:
             return None
         ids = await self._extend(self._continuation, rendered, match, content_format)
@@ -270,6 +274,11 @@ class SessionRenderer(chat_renderer()):  # type: ignore[misc]
         asked = getattr(request, "max_output_tokens", None) or 1
         return bool(prompt + asked <= self.model_config.max_model_len)
 
+    async def _rejoin(self, continuation: Continuation, extended: ExtendedReply) -> PrefixMatch | None:
+        if is_short(extended.sent):
+            return continuation.rejoin(extended)
+        return await asyncio.to_thread(continuation.rejoin, extended)
+
     async def _extend(
         self, continuation: Continuation, rendered: Rendered, match: PrefixMatch, content_format: Any
     ) -> list[int] | None:
@@ -277,6 +286,7 @@ class SessionRenderer(chat_renderer()):  # type: ignore[misc]
         if len(conversation) != len(rendered.messages):
             return None
         recorded, settings = match.prefix.ids(), rendered.settings
+        recorded.extend(match.rest)
         extend = partial(continuation.extend, recorded, conversation, match.count, rendered.tools, settings)
         new_messages = conversation[match.count :]
         if is_short(new_messages) and is_short(rendered.tools):

@@ -8,10 +8,18 @@ from typing import Any
 import httpx
 import openai
 import pytest
-from support.gateway import TOOL, TOOL_CALL, GatewayHarness, gateway_harness, user
+from support.gateway import TOOL, TOOL_CALL, GatewayHarness, assistant, gateway_harness, user
 from support.gateway_restart import generated_ids, open_session, run_gateway
+from support.trajectory import session, turn
+from tokenizers import Tokenizer, decoders, models
+from transformers import PreTrainedTokenizerFast
 
+from seamless_verl.gateway.continuation import Continuation
+from seamless_verl.gateway.prefix_index import PrefixIndex, prefix_seed
 from seamless_verl.journal import SqliteJournal
+from seamless_verl.trajectory.policies import TrainAll
+from seamless_verl.trajectory.records import tokens
+from seamless_verl.trajectory.sequences import Assembly, assemble
 
 pytestmark = pytest.mark.integration
 OTHER_CALL = '<tool_call>{"name": "add", "arguments": {"a": 4, "b": 5}}</tool_call>'
@@ -169,3 +177,95 @@ async def test_named_items_are_known_after_a_restart(nano: Path, tmp_path: Path)
                 one, two = record.calls
                 known = [*one.prompt_ids, *generated_ids(one)]
                 assert two.prompt_ids.tolist()[: len(known)] == known
+
+
+CODE, STOP = ("I add.\n<code>\n2 + 3\n", "Now\n<code>\nanswer(5)\n"), "</code>"
+DONE = "\nCalling tools:\n[{'name': 'python'}]"
+
+
+async def ask_chat(harness: GatewayHarness, messages: Any) -> str:
+    asked = await harness.openai.chat.completions.create(model="nano", messages=messages, stop=[STOP])
+    return asked.choices[0].message.content or ""
+
+
+async def ask_message(harness: GatewayHarness, messages: Any) -> str:
+    asked: dict[str, Any] = {"model": "nano", "max_tokens": 200, "stop_sequences": [STOP]}
+    reply = await harness.anthropic.messages.create(messages=messages, **asked)
+    return "".join(block.text for block in reply.content if block.type == "text")
+
+
+async def ask_response(harness: GatewayHarness, messages: Any) -> str:
+    reply = await harness.openai.responses.create(model="nano", input=messages, extra_body={"stop": [STOP]})
+    return reply.output_text
+
+
+async def run_code_agent(harness: GatewayHarness, ask: Any) -> Assembly:
+    """Three calls of an agent that puts a stop string back into the message, and its call as text behind it."""
+    messages: list[Any] = [user("2 + 3?")]
+    for _ in range(3):
+        said = await ask(harness, messages)
+        messages += [assistant((said + STOP).strip() + DONE), user("Observation:\n5")]
+    calls = harness.source.calls
+    turns = [turn(call.call_id, call.prompt_ids.tolist(), harness.recorder.ids(call.call_id)) for call in calls]
+    return assemble(session(*turns), TrainAll(), 0)
+
+
+@pytest.mark.parametrize("ask", [ask_chat, ask_message, ask_response])
+async def test_an_agent_that_puts_stop_strings_back_is_one_sequence(nano: Path, ask: Any) -> None:
+    async with gateway_harness(nano) as harness:
+        harness.set_replies(*(f"\n{code}{STOP} and more" for code in CODE), "five", size=3)
+        assembly = await run_code_agent(harness, ask)
+        (sequence,) = assembly.sequences
+        assert assembly.account.generated == sequence.trained == sum(len(code) + 1 + len(STOP) for code in CODE) + 5
+        observed = "<|im_end|><|im_start|><|user|>Observation:\n5<|im_end|><|im_start|><|assistant|>"
+        steps = "".join(f"\n{code}{STOP}{DONE}{observed}" for code in CODE)
+        assert harness.tokenizer.decode(sequence.response_ids) == f"{steps}five<|im_end|>"
+        whole = harness.tokenizer.apply_chat_template(
+            list(harness.source.calls[-1].request["messages"]), tokenize=False, add_generation_prompt=True
+        )
+        assert harness.prompt().replace("<|assistant|>\n", "<|assistant|>") == whole, "but for white space that was cut"
+
+
+PIECES = ("<end>", "<t>", "</t>\n", "go", " and", "</cod", "e>", "e>\n", "e>,", "\n")
+ENDED = ("go", "</cod", "e>")
+
+
+def pieces_tokenizer() -> Any:
+    """A tokenizer of `PIECES`, and of single characters for any other text; the first piece ends a turn."""
+    letters = sorted({letter for piece in PIECES for letter in piece} | set("arunX "))
+    vocabulary = {piece: number for number, piece in enumerate([*PIECES, *(set(letters) - set(PIECES))])}
+    made = Tokenizer(models.BPE(vocab=vocabulary, merges=[], ignore_merges=True))
+    made.decoder = decoders.Fuse()
+    return PreTrainedTokenizerFast(tokenizer_object=made, eos_token=PIECES[0], clean_up_tokenization_spaces=False)
+
+
+@pytest.mark.parametrize(
+    ("said", "generated", "sent", "kept", "rest"),
+    [
+        ("go", ENDED, "go</code>\nrun", 3, "\nrun"),
+        ("go", ("go", "</cod", "e>\n"), "go</code>\nrun", 3, "run"),
+        ("go", ("go", "</cod", "e>\n"), "go</code>run", 3, "run"),  # generated white space stays
+        ("go", ("go", "</cod", "e>\n"), "go</code>", 3, ""),
+        ("go", ("go", "</cod", "e>,"), "go</code>run", 2, "e>run"),  # the stop string ends within a token
+        ("go", ENDED, "go, run", 1, ", run"),  # it was not put back
+        ("go", ("go", "<end>"), "go</code>run", 1, "</code>run"),
+        ("go", ("\n", *ENDED), "go</code>run", 4, "run"),  # the agent trims
+        ({"content": "go", "reasoning": "go and"}, ("<t>", "go", " and", "</t>\n", *ENDED), "go</code>run", 7, "run"),
+        ("go", ("go", "</cod", "go", "e>"), "go</cod and", None, ""),  # which `go` the reply is is not certain
+    ],
+)
+def test_the_ids_that_say_what_was_sent_back_are_kept(
+    said: Any, generated: tuple[str, ...], sent: str, kept: int | None, rest: str
+) -> None:
+    tokenizer, index, seed = pieces_tokenizer(), PrefixIndex(), prefix_seed(None, {})
+    ids = tokenizer.convert_tokens_to_ids(list(generated))
+    reply = {"role": "assistant", **(said if isinstance(said, dict) else {"content": said})}
+    index.add(seed, [user("q")], reply, tokens([7]), tokens(ids))
+    extended = index.find_extended(seed, [user("q"), assistant(sent), user("more")], 0)
+    assert extended is not None
+    match = Continuation(tokenizer, "").rejoin(extended)
+    if kept is None:
+        assert match is None
+    else:
+        assert match is not None and match.count == 2
+        assert match.prefix.ids().tolist() == [7, *ids[:kept]] and tokenizer.decode(list(match.rest)) == rest

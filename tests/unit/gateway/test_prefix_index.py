@@ -192,3 +192,30 @@ def test_an_index_from_records_finds_the_same() -> None:
     match = index.find_longest(prefix_seed(tools, template), [*second, assistant("well"), user("?")])
     assert match is not None and list(match.prefix.ids()) == [1, 2, 3, 4, 5, 6]
     assert sum(len(prefix.tail) for prefix in index._prefixes.values()) == 6
+
+
+@pytest.mark.parametrize(
+    ("asked", "count"),
+    [
+        ([user("q"), assistant("yes, and"), user("more")], 2),
+        ([user("q"), assistant(" yes\n"), user("more")], 2),
+        ([user("q"), assistant([{"type": "text", "text": "yes"}, {"type": "text", "text": "!"}]), user("more")], 2),  # type: ignore[arg-type]
+        ([user("q"), assistant("yes!"), assistant("and"), user("more")], 2),
+        ([user("q"), assistant("yes!"), user("more"), assistant("so it is"), user("?")], 4),
+        ([user("q"), assistant("yes!")], None),  # nothing follows it
+        ([user("q"), assistant("no"), user("more")], None),
+        ([user("Q"), assistant("yes!"), user("more")], None),
+        ([user("q"), assistant("yes!", "{}"), user("more")], None),
+        ([user("q"), assistant("call!"), user("more")], None),
+    ],
+)
+def test_a_reply_with_more_text_behind_it_is_found(asked: list[Any], count: int | None) -> None:
+    said = [([user("q")], assistant(text), [1, 2, 3]) for text in ("y", "yes", " ")]
+    calling = ([user("q")], assistant("call", "{}"), [1, 4])
+    later = ([user("q"), assistant("yes!"), user("more")], assistant("so"), [1, 5])
+    index = index_of(*said, calling, later)
+    found = index.find_extended(SEED, asked, 0)
+    assert (None if found is None else found.count) == count
+    if found is not None:
+        assert found.reply.text == ("yes" if count == 2 else "so")
+        assert index.find_extended(SEED, asked, found.count) is None, "what is covered is not looked through"
