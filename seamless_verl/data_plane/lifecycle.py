@@ -27,7 +27,7 @@ from seamless_verl.data_plane.runner_requests import RunnerRequests
 from seamless_verl.data_plane.runner_tasks import RunnerTasks
 from seamless_verl.data_plane.sessions import Sessions
 from seamless_verl.data_plane.settings import PlaneSettings
-from seamless_verl.errors import JournalError, PlaneFailedError
+from seamless_verl.errors import JournalError, PlaneFailedError, SeamlessError
 from seamless_verl.rollout.call import Calls
 from seamless_verl.rollout.fleet import Fleet
 from seamless_verl.rollout.manager import FleetSnapshot, RolloutManager
@@ -82,7 +82,7 @@ class PlaneLifecycle:
             self.starting = asyncio.create_task(self._start(), name="start")
         await asyncio.shield(self.starting)
         if self.failed is not None:
-            raise self.failed
+            raise PlaneFailedError(*self.failed.args)  # one exception for all callers would collect their tracebacks
 
     async def _start(self) -> None:
         try:
@@ -141,7 +141,7 @@ class PlaneLifecycle:
         """Fails the data plane for good: calls that wait, and later ones, raise the reason."""
         if self.failed is None:
             self.failed = PlaneFailedError(self.settings.name, f"{type(error).__name__}: {error}")
-            logger.critical("%s", self.failed, exc_info=error)
+            logger.critical("%s", self.failed, exc_info=None if isinstance(error, SeamlessError) else error)
             self.notifier.wake()
 
     async def stop(self) -> None:

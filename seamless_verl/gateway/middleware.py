@@ -21,6 +21,7 @@ from typing import Any, TypeAlias
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from seamless_verl.errors import SeamlessError
 from seamless_verl.gateway.admin import Admin
 from seamless_verl.gateway.api_errors import Api, ApiError, ErrorCode
 from seamless_verl.gateway.fast_path import READ_BODY, ReadBody
@@ -291,7 +292,7 @@ async def _send_result(send: Send, work: Awaitable[dict[str, Any]]) -> None:
     except (ApiError, ClientGoneError):
         raise
     except Exception as error:  # the server answers for whatever is behind it, and goes on
-        logger.exception("admin request failed")
+        logger.error("admin request failed: %s", error, exc_info=not isinstance(error, SeamlessError))
         message = f"it could not be done: {type(error).__name__}"
         details = {"message": message, "type": "server_error", "param": None, "code": "server_error"}
         await send_json(send, 500, {"error": details})

@@ -30,6 +30,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import asdict, replace
 from typing import Any, Protocol
 
@@ -92,7 +93,7 @@ class JournalBuffer:
             JournalOrderError: it refused the call's last append.
         """
         if self._failure is not None:
-            raise self._failure
+            raise JournalError(*self._failure.args)  # one exception for all would collect their tracebacks
         if (pending := self._appends.get(event.call_id)) is not None and pending.done():
             pending.result()
         self._events.setdefault(event.call_id, []).append(event)
@@ -230,7 +231,8 @@ class JournalRecorder:
         if session.refused > MAX_REFUSED:
             return
         event = RequestRefused(session.session_id, _unicode(path), status, _unicode(message), time.time())
-        self._journal.append(event).add_done_callback(_log_lost_refusal)
+        with suppress(JournalError):  # it accepts nothing any more; what it refused has said so
+            self._journal.append(event).add_done_callback(_log_lost_refusal)
 
     async def close_session(self, session: Session, reason: str) -> None:
         """Also ends as CANCELLED the calls that a restart interrupted and no retry continued."""

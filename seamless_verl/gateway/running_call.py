@@ -17,13 +17,14 @@ import asyncio
 import logging
 from array import array
 from collections.abc import Callable
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from vllm.outputs import RequestOutput
 from vllm.v1.engine.exceptions import EngineGenerateError
 
+from seamless_verl.errors import JournalError, SeamlessError
 from seamless_verl.gateway.outputs import Decoder
 from seamless_verl.gateway.protocols import CallSource, Recorder, SessionCall
 from seamless_verl.gateway.reply_parser import ParsedReply
@@ -103,8 +104,9 @@ class RunningCall:
             await self._fail(GenerationError("the call was cancelled"), Finish.CANCELLED)
             raise
         except Exception as error:  # the call's supervisor: any error goes on record and to the agent
-            logger.exception("call %s failed", self.call.call_id)
-            await self._fail(EngineGenerateError(f"{type(error).__name__}: {error}"))
+            logger.error("call %s failed: %s", self.call.call_id, error, exc_info=not isinstance(error, SeamlessError))
+            with suppress(JournalError):  # of a journal that accepts nothing any more, as the line above says
+                await self._fail(EngineGenerateError(f"{type(error).__name__}: {error}"))
 
     async def _generate(self) -> None:
         await self.recorder.start_call(self.call)

@@ -132,7 +132,7 @@ class SqliteJournal(JournalReader):
     def _enqueue(self, job: _Job) -> None:
         with self._lock:
             if self._refusal is not None:
-                raise self._refusal
+                raise fresh(self._refusal)
             self._queue.put(job)
 
     def _run(self, opened: Future[None]) -> None:
@@ -193,10 +193,16 @@ class SqliteJournal(JournalReader):
         return [self._queue.get_nowait() for _ in range(self._queue.qsize())]
 
     def _reject(self, jobs: list[_Job]) -> None:
-        resolve_appends((job, self._refusal) for job in jobs if isinstance(job, PendingAppend))
+        assert self._refusal is not None
+        resolve_appends((job, fresh(self._refusal)) for job in jobs if isinstance(job, PendingAppend))
         for job in jobs:
             if isinstance(job, _PendingCompaction) and not job.waiter.done():
-                job.waiter.set_exception(self._refusal)
+                job.waiter.set_exception(fresh(self._refusal))
+
+
+def fresh(error: JournalError) -> JournalError:
+    """The same error without its traceback, which grows with each `raise` of one exception."""
+    return JournalError(*error.args)
 
 
 AppendResult: TypeAlias = tuple[PendingAppend, Exception | None]

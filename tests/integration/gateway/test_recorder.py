@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,9 @@ import pytest
 from support.gateway import EOS, GatewayHarness, Reply, gateway_harness, user
 from support.rollout import until
 
+from seamless_verl.gateway.recorder import JournalRecorder
 from seamless_verl.gateway.running_call import RunningCall
+from seamless_verl.journal import SqliteJournal
 from seamless_verl.trajectory.records import Finish
 
 pytestmark = pytest.mark.integration
@@ -144,6 +148,24 @@ async def test_a_record_that_fails_fails_the_call_and_shows_nothing(nano: Path) 
         reply = await chat(harness)
         assert reply.status_code == 500 and "hi" not in reply.json()["error"]["message"].split()
         assert harness.recorder.ends()[0][1] is Finish.FAILED
+
+
+async def test_each_call_that_a_dead_journal_fails_is_one_line(
+    nano: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with SqliteJournal(tmp_path / "journal.sqlite") as journal:
+        async with gateway_harness(nano, recorder=JournalRecorder(journal)) as harness:
+            assert (await chat(harness)).status_code == 200
+            journal.close()
+            replies = [await chat(harness) for _ in range(3)]
+            assert {reply.status_code for reply in replies} == {500}
+            assert "it is closed" in replies[-1].text
+            await harness.drain()
+            gc.collect()  # a task whose error nobody took is logged when it goes
+    errors = [record for record in caplog.records if record.levelno >= logging.ERROR]
+    assert len(errors) == 3, errors
+    for error in errors:
+        assert "failed: journal " in error.message and "it is closed" in error.message and not error.exc_info
 
 
 @pytest.mark.parametrize("stream", [False, True])
