@@ -14,7 +14,7 @@ export HF_HUB_OFFLINE="${HF_HUB_OFFLINE:-1}"
 ARGUMENTS=(--config-dir "$HERE" --config-name config
   "hydra.searchpath=[pkg://seamless_verl.config]" "hydra.run.dir='$DATA/outputs'"
   "reward.custom_reward_function.path='$HERE/reward.py'"
-  "trainer.default_local_dir='$DATA/checkpoints/\${trainer.experiment_name}'" "$@")
+  "trainer.default_local_dir='\${oc.env:DATA}/checkpoints/\${trainer.experiment_name}'" "$@")
 
 "$PYTHON" -m seamless_verl.check --unmade "${ARGUMENTS[@]}" # refuse a setting that cannot work before anything else
 "$PYTHON" "$HERE/data.py" --out "$DATA"

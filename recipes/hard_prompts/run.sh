@@ -12,7 +12,7 @@ export HF_HUB_OFFLINE="${HF_HUB_OFFLINE:-1}"
 ARGUMENTS=(--config-dir "$HERE" --config-name hard_prompts
   "hydra.searchpath=[pkg://seamless_verl.config,'file://$SUMS']" "hydra.run.dir='$DATA/outputs'"
   "reward.custom_reward_function.path='$SUMS/reward.py'"
-  "trainer.default_local_dir='$DATA/checkpoints/\${trainer.experiment_name}'" "$@")
+  "trainer.default_local_dir='\${oc.env:DATA}/checkpoints/\${trainer.experiment_name}'" "$@")
 
 "$PYTHON" -m seamless_verl.check --unmade "${ARGUMENTS[@]}" # refuse a setting that cannot work before anything else
 "$PYTHON" "$HERE/data.py" --out "$DATA" --steps "${WARM_STEPS:-300}" --train "${QUESTIONS:-3072}"

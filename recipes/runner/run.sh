@@ -23,4 +23,4 @@ for _ in $(seq "${RUNNERS:-2}"); do
   pids+=($!)
 done
 "$AGENT/run.sh" "actor_rollout_ref.rollout.agent.agent_loop_config_path='$HERE/agents.yaml'" \
-  actor_rollout_ref.rollout.agent.default_agent_loop=fleet "trainer.default_local_dir='$DATA/checkpoints'" "$@"
+  actor_rollout_ref.rollout.agent.default_agent_loop=fleet "trainer.default_local_dir='\${oc.env:DATA}/checkpoints'" "$@"

@@ -75,7 +75,7 @@ from seamless_verl.config.checks.modes import (
 from seamless_verl.config.checks.queue import check_queue_room
 from seamless_verl.config.checks.samplers import check_sampler
 from seamless_verl.config.checks.serve_options import check_engine_options, check_options, check_reasoning
-from seamless_verl.config.checks.settings import Check, Problem, RefusedConfigError, Settings
+from seamless_verl.config.checks.settings import Check, Problem, RefusedConfigError, Settings, named_by_variable
 from seamless_verl.config.checks.tools import check_function_tools, check_tool_format, check_tools
 from seamless_verl.config.checks.unused import check_cpu_settings, check_unused
 from seamless_verl.config.checks.values import (
@@ -224,7 +224,8 @@ def preflight(
     """
     settings = Settings.of(config, devices=devices, accelerator=accelerator, unmade=unmade, elsewhere=elsewhere)
     checks = [one for one in CHECKS if not elsewhere or one not in OF_THIS_MACHINE]
-    found = warnings_of([one for one in find_problems(settings, checks) if not (unmade and one.unmade)])
+    problems = [one for one in find_problems(settings, checks) if not (unmade and one.unmade)]
+    found = warnings_of([named_by_variable(one, config) for one in problems])
     if not elsewhere:
         return found
     return [*found, f"not checked without an accelerator: {', '.join(dict.fromkeys(OF_THIS_MACHINE.values()))}"]

@@ -12,17 +12,21 @@ verl/experimental/reward_loop/reward_loop.py `migrate_legacy_reward_impl`, verl/
 from __future__ import annotations
 
 import os
+import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from seamless_verl.config.checks.batches import TRAIN
+from seamless_verl.config.checks.model import model_config
 from seamless_verl.config.checks.modes import VERL_MODES
 from seamless_verl.config.checks.paths import existing_folder, lock_error, looking_at, write_error
-from seamless_verl.config.checks.roles import brings_code, joins_cluster
+from seamless_verl.config.checks.roles import brings_code, joins_cluster, trains_adapter
 from seamless_verl.config.checks.settings import AbsentError, Problem, Settings, check
 from seamless_verl.config.checks.sources import check_dotted, check_name
 from seamless_verl.config.verl_keys import ENGINE
 from seamless_verl.errors import ConfigError
+from seamless_verl.resources.memory_fit import gigabytes
+from seamless_verl.resources.model_facts import ModelFacts
 from seamless_verl.runtime.checkpoint_marker import saved_steps, step_folder, tracked_step
 from seamless_verl.runtime.fields import nearest
 from seamless_verl.runtime.finite_checkpoint import RESUME_ANOTHER, weights_not_finite
@@ -224,6 +228,11 @@ IN_USE = "another run writes there now"
 ENGINES = {"fsdp": "FSDP", "fsdp2": "FSDP", "megatron": "Megatron"}  # of a strategy, as checkpoints tell them apart
 NAMES = {"FSDP": "dp", "Megatron": "megatron"}
 LOADED = ("model", "optimizer", "extra")
+SAVED_BYTES = {
+    "model": 2,
+    "hf_model": 2,
+    "optimizer": 12,
+}  # of a parameter: bf16; and in fp32 its value and two moments
 ELSEWHERE = f"{FOLDER} to another folder, or {MODE}=disable"
 NOT_FINITE = "has weights that are not finite numbers, in"
 USE_ANOTHER = f"Wait for it or stop it, or set {FOLDER} to another folder"
@@ -262,7 +271,22 @@ def check_folder(settings: Settings) -> list[Problem]:
         return [Problem(FOLDER, value, IN_USE, USE_ANOTHER)]
     if writes_checkpoints(settings.mode, settings.get("trainer.save_freq")) and (why := lock_error(path)) is not None:
         return [Problem.of(without_lock(value, why))]
-    return []
+    return _room(settings, value, parent)
+
+
+def _room(settings: Settings, folder: str, place: Path) -> list[Problem]:
+    """A warning where the disk has less room than one checkpoint takes, as far as the model's parameters show that."""
+    if settings.integer("trainer.save_freq", -1, least=-1) <= 0 or trains_adapter(settings):
+        return []
+    config = model_config(settings, "actor_rollout_ref.model")
+    facts = None if config is None else ModelFacts.read(config)
+    contents = settings.get("actor_rollout_ref.actor.checkpoint.save_contents", LOADED)
+    needed = 0 if facts is None else facts.parameters * sum(SAVED_BYTES.get(name, 0) for name in contents)
+    free = shutil.disk_usage(place).free
+    if free >= needed:
+        return []
+    reason = f"has {gigabytes(free)} free, and a checkpoint takes about {gigabytes(needed)}"
+    return [Problem(FOLDER, folder, reason, f"Free the disk, or set {FOLDER} to a folder on another", warning=True)]
 
 
 def writes_checkpoints(mode: str, save_freq: object) -> bool:

@@ -7,9 +7,10 @@ A check returns problems; it does not raise.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import wraps
 from typing import Annotated, Any, TypeAlias, cast
 
@@ -69,6 +70,24 @@ class RefusedConfigError(ConfigError):
     @property
     def mistakes(self) -> tuple[ConfigError, ...]:
         return tuple(ConfigError(item.key, item.value, item.reason, item.way_out) for item in self.problems)
+
+
+VARIABLE = re.compile(r"\$\{oc\.env:(\w+)")
+
+
+def named_by_variable(problem: Problem, config: Config) -> Problem:
+    """The problem of a value that the config takes from an environment variable: that is what its user has set."""
+    node: Any = OmegaConf.to_container(config, resolve=False) if isinstance(config, DictConfig) else config
+    for part in problem.key.split("."):
+        node = node.get(part) if isinstance(node, Mapping) else None
+    found = [name for name in VARIABLE.findall(str(node)) if name in os.environ]
+    if not found:
+        return problem
+    reason = f"{problem.key}={problem.value!r}, which it is part of, {problem.reason}"
+    way_out = f"Set {found[0]} to another value, or s{problem.way_out[1:]}"
+    if not problem.way_out.startswith("Set "):
+        way_out = f"{problem.way_out}, or set {found[0]} to another value"
+    return replace(problem, key=f"${found[0]}", value=os.environ[found[0]], reason=reason, way_out=way_out)
 
 
 MISSING = "???"

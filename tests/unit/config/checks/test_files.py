@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import shutil
 from pathlib import Path
 
 import pytest
@@ -203,3 +204,29 @@ def test_another_prompt_column_is_named_in_both_sets(tmp_path: Path) -> None:
     assert (train.key, val.key) == ("data.train_files", "data.val_files")
     assert "lacks the column messages " in str(train)
     assert "Set data.prompt_key to the column" in train.way_out
+
+
+@pytest.mark.parametrize(("free", "save_freq", "warned"), [(0, 1, True), (0, -1, False), (10**12, 1, False)])
+def test_less_room_than_one_checkpoint_is_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free: int, save_freq: int, warned: bool
+) -> None:
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=free))
+    config = tiny_run(tmp_path, f"trainer.default_local_dir={tmp_path}/saved", f"trainer.save_freq={save_freq}")
+    write_model(tmp_path / "model", vocab_size=1000, intermediate_size=256)
+    found = preflight(config, devices=1, accelerator=False)
+    text = f"trainer.default_local_dir='{tmp_path}/saved': has 0.0 GB free, and a checkpoint takes about "
+    assert [line.startswith(text) for line in found] == [True] * warned
+
+
+def test_what_an_environment_variable_gives_is_named_by_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DATA", "/proc/nope")
+    config = tiny_run(tmp_path, "trainer.default_local_dir='${oc.env:DATA}/checkpoints'")
+    with pytest.raises(ConfigError) as caught:
+        preflight(config, devices=1, accelerator=False)
+    (mistake,) = caught.value.mistakes
+    assert str(mistake) == (
+        "$DATA='/proc/nope': trainer.default_local_dir='/proc/nope/checkpoints', which it is part of, cannot be made "
+        "in /proc: No such file or directory. Set DATA to another value, or set trainer.default_local_dir to a folder "
+        "of yours"
+    )
