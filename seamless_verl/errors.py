@@ -164,6 +164,20 @@ class NotFiniteError(SeamlessError, ArithmeticError):
         return f"{self.found}. {self.way_out}"
 
 
+class CheckpointError(SeamlessError, OSError):
+    """The checkpoint of a step could not be saved, for a `reason` of the disk; the one before it stays."""
+
+    def __init__(self, step: int, folder: str, reason: str) -> None:
+        super().__init__(step, folder, reason)
+        self.step, self.folder, self.reason = step, folder, reason
+
+    def __str__(self) -> str:
+        return (
+            f"the checkpoint of step {self.step} could not be saved in {self.folder}: {self.reason}. Repair that, or "
+            "set trainer.default_local_dir to a folder on another disk. trainer.max_actor_ckpt_to_keep=1 keeps one only"
+        )
+
+
 class ActorLostError(SeamlessError, RuntimeError):
     """Actors died without which a run cannot go on; `actors` names them."""
 
@@ -172,8 +186,7 @@ class ActorLostError(SeamlessError, RuntimeError):
         self.actors, self.reason = actors, reason
 
     def __str__(self) -> str:
-        way_out = "The same command goes on from the last checkpoint (trainer.save_freq)"
-        return f"{self.actors} died: {self.reason}\n{way_out}"
+        return f"{self.actors} died: {self.reason}"
 
 
 class SessionStuckError(SeamlessError, TimeoutError):

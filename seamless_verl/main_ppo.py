@@ -33,8 +33,9 @@ from seamless_verl.run_folder import (
     register_checkpoints,
     register_resume,
 )
-from seamless_verl.runtime.checkpoint_cleanup import RUN_FILE, refreshing_marker
-from seamless_verl.runtime.resume_hint import ResumeSettings
+from seamless_verl.runtime.checkpoint_cleanup import refreshing_marker
+from seamless_verl.runtime.console import RUN_FILE, lines_shown, say
+from seamless_verl.runtime.last_screen import keep_cause, last_screen
 from seamless_verl.runtime.supervisor import set_log_folder, supervise
 from seamless_verl.view.process import viewing
 
@@ -74,18 +75,18 @@ def main() -> int:
 
 
 def supervise_run(command: Sequence[str]) -> int:
-    """Run the child and clean up after it; a run that ended early is told how it goes on. Returns the exit code."""
-    resumes = list[ResumeSettings]()
-
-    def ended(run_file: Path) -> None:
-        clean_up(run_file)
-        if (settings := ResumeSettings.of_run(run_file)) is not None:
-            resumes.append(settings)
-
+    """Run the child and clean up after it; of a run that ended early write the last screen. Returns the exit code."""
+    lines = list[str]()
     # The CPU platform's config declares the devices of a cluster of its own.
-    code = supervise(command, run_file_variable=SUPERVISED, on_exit=ended, ignore_local_cluster=on_cpu())
-    if code not in (0, 2) and resumes:
-        sys.stderr.write(f"The run ended early. {resumes[0].hint()}\n")
+    code = supervise(
+        command,
+        run_file_variable=SUPERVISED,
+        on_exit=clean_up,
+        on_end=lambda run_file: lines.extend(last_screen(run_file)),
+        ignore_local_cluster=on_cpu(),
+    )
+    for line in lines if code not in (0, 2) else ():
+        say(line)
     return code
 
 
@@ -151,6 +152,9 @@ def run_or_refuse(job: Callable[[DictConfig], object], config: DictConfig) -> No
         sys.exit(2)
     except KeyboardInterrupt:
         sys.exit(130)
+    except Exception as error:
+        keep_cause(error)
+        raise
 
 
 def run_folder() -> Path | None:
@@ -290,7 +294,7 @@ def run(config: DictConfig) -> None:
         if RUN_FILE in os.environ and (folder := run_folder()) is not None:
             set_log_folder(folder, Path(os.environ[RUN_FILE]))
         try:
-            with refreshing_marker(), shown(config, seamless):
+            with refreshing_marker(), shown(config, seamless), lines_shown():
                 train(config)
         finally:
             stop_ray()

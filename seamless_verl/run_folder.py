@@ -7,7 +7,6 @@ gone.
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -20,7 +19,8 @@ from seamless_verl.config.checks.files import FOLDER, IN_USE, USE_ANOTHER, witho
 from seamless_verl.config.checks.modes import VERL_MODES
 from seamless_verl.config.checks.roles import ADDRESS
 from seamless_verl.errors import ConfigError
-from seamless_verl.runtime.checkpoint_cleanup import RUN_FILE, CleanupReport, clean_up_run, register_run
+from seamless_verl.runtime.checkpoint_cleanup import CleanupReport, clean_up_run, register_run
+from seamless_verl.runtime.console import RUN_FILE, say
 from seamless_verl.runtime.locks import only_writer
 from seamless_verl.runtime.ray_address import named_cluster
 from seamless_verl.runtime.resume_hint import ResumeSettings
@@ -91,7 +91,10 @@ def clean_up(run_file: Path) -> None:
     clean_up_checkpoints(run_file)
     listed = run_file.with_name(ADMIN_FILES)
     for file in listed.read_text().splitlines() if listed.exists() else ():
-        remove_stale(Path(file))
+        try:
+            remove_stale(Path(file))
+        except OSError as error:
+            say(f"{file} is left, though its run has ended: {error}")
 
 
 def clean_up_checkpoints(run_file: Path) -> None:
@@ -99,13 +102,13 @@ def clean_up_checkpoints(run_file: Path) -> None:
     try:
         report = clean_up_run(run_file)
     except (OSError, ValueError) as error:
-        sys.stderr.write(f"An incomplete checkpoint may be left: {error}\n")
+        say(f"An incomplete checkpoint may be left: {error}")
         return
     print_cleanup(report, "the run ended")
 
 
 def print_cleanup(report: CleanupReport, cause: str) -> None:
     for folder in report.removed:
-        sys.stderr.write(f"Removed {folder}: {cause} while it was written\n")
+        say(f"Removed {folder}: {cause} while it was written")
     for folder in report.overwritten:
-        sys.stderr.write(f"{folder} is incomplete: {cause} while it was overwritten\n")
+        say(f"{folder} is incomplete: {cause} while it was overwritten")

@@ -22,6 +22,11 @@ ACTOR_GONE: tuple[type[Exception], ...] = (
 )
 """The actor has died, or cannot be reached. Who tells these apart catches ActorUnavailableError first: it may live."""
 KILLED = "it was killed: its node was short of memory"
+SILENT = "connection error code 2. End of file"  # Ray's words for a process that ended, of whose end it knows no more
+ENDED = (
+    "its process ended at once. A signal killed it (the kernel's when memory is short, which `dmesg` shows), its code "
+    "crashed, or code called os._exit"
+)
 MEMORY_USE = re.compile(r"Memory on the node[^;\n]*")  # the one clause that says how short; pages of advice follow
 
 
@@ -35,4 +40,5 @@ def death_reason(error: BaseException) -> str:
 
 def last_line(error: BaseException) -> str:
     """The last line of the reason: there Ray has the cause, below the actor's class, id and address."""
-    return death_reason(error).strip().splitlines()[-1].strip()
+    line = death_reason(error).strip().splitlines()[-1].strip()
+    return ENDED if SILENT in line else line

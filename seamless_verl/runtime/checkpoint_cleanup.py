@@ -12,17 +12,21 @@ the effect of once.
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
 import shutil
 import threading
+import traceback
 import uuid
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from tempfile import TemporaryFile
 
+from seamless_verl.errors import CheckpointError
 from seamless_verl.runtime.checkpoint_marker import (
     REFRESH_S,
     TRACKER,
@@ -34,10 +38,12 @@ from seamless_verl.runtime.checkpoint_marker import (
     step_folder,
     tracker_state,
 )
+from seamless_verl.runtime.console import RUN_FILE
 from seamless_verl.runtime.files import write_atomically
 
-RUN_FILE = "SEAMLESS_RUN_FILE"  # names the file in which a run registers with its supervisor
 logger = logging.getLogger(__name__)
+TRIED_BYTES = 2**20
+DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
 MANIFEST = "actor/ckpt_contents.json"  # the last file of a save in the background
 
 
@@ -126,15 +132,37 @@ def _refresh(run: CheckpointedRun, stop: threading.Event, every: float) -> None:
 
 @contextmanager
 def marked_save(folder: str, step: int) -> Iterator[None]:
-    """Around the whole save of `step`, tracker included: its marker stays if the save fails."""
-    run = read_run(Path(os.environ.get(RUN_FILE, "")))
-    if run is None or not run.marks_each_save:
+    """Around the whole save of `step`, tracker included: its marker stays if the save fails.
+
+    Raises:
+        CheckpointError: it failed, and the disk is why.
+    """
+    run, path = read_run(Path(os.environ.get(RUN_FILE, ""))), Path(folder)
+    marks = run is not None and run.marks_each_save
+    try:
+        if run is not None and marks:
+            run.write_marker(path, step)
         yield
-        return
-    path = Path(folder)
-    run.write_marker(path, step)
-    yield
-    marker_file(path, run.name).unlink()
+        if run is not None and marks:
+            marker_file(path, run.name).unlink()
+    except Exception as error:
+        if (why := disk_failure(path, error)) is not None:
+            raise CheckpointError(step, os.path.abspath(folder), why) from error
+        raise
+
+
+def disk_failure(folder: Path, error: Exception) -> str | None:
+    """What is wrong with the disk, by a try or by the error's text; None where neither shows anything.
+
+    torch's writers end with errors of their own, such as of the position in a file.
+    """
+    try:
+        with TemporaryFile(dir=folder) as file:
+            file.write(bytes(TRIED_BYTES))
+    except OSError as found:
+        return found.strerror or str(found)
+    text = "".join(traceback.format_exception(error))
+    return next((reason for code in DISK_ERRORS if (reason := os.strerror(code)) in text), None)
 
 
 def remove_emptied(folder: Path, steps: Collection[int]) -> list[int]:

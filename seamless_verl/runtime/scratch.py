@@ -17,12 +17,13 @@ import os
 import shutil
 import signal
 import stat
-import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
+
+from seamless_verl.runtime.console import say
 
 PREFIX, RANDOM_CHARS = "sf-", 8  # the folder's name: short, since it begins the paths of sockets
 LOCK = f"{os.uname().nodename}.lock"
@@ -45,9 +46,9 @@ def scratch_folder(socket_bytes: int = PROCESS_SOCKETS) -> Iterator[Path]:
     if len(os.fsencode(parent)) > max_parent_bytes(socket_bytes):
         parent = FALLBACK
         content = "Ray's session is" if socket_bytes == RAY_SOCKETS else "This run's temporary files are"
-        sys.stderr.write(
+        say(
             f"TMPDIR={tempfile.gettempdir()!r}: too long for the paths of sockets. {content} in {parent}. "
-            f"Name a folder of at most {max_parent_bytes(socket_bytes)} bytes to have it there\n"
+            f"Name a folder of at most {max_parent_bytes(socket_bytes)} bytes to have it there"
         )
     remove_abandoned(parent)
     path, lock = create_locked(parent)
@@ -123,7 +124,7 @@ def remove(path: Path) -> None:
         if delete_contents(path):
             shutil.rmtree(path, ignore_errors=True)
         if path.exists():
-            sys.stderr.write(f"{path} is not all deleted\n")
+            say(f"{path} is not all deleted")
 
 
 def delete_contents(path: Path) -> bool:

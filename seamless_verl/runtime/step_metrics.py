@@ -3,8 +3,8 @@
     {"step": 12, "time": 1764000000.123, "metrics": {"critic/score/mean": 0.25, ...}}
 
 `time` is in seconds since 1970, when the step ended. Metrics are what verl's loggers get: numbers, null for one
-that is not finite, text for anything else. A step may have two lines, as when a resumed run validates again first; read
-together, the later value of a metric counts.
+that is not finite, text for anything else. A step may have two lines, as with a checkpoint, before which what is known
+is written; read together, the later value of a metric counts.
 
 Invariants: each line is written whole and flushed at once, in the order of steps, and that of a step with a checkpoint
 before the next step begins; a resumed run continues the file after dropping what lies beyond its checkpoint.

@@ -19,14 +19,18 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from types import FrameType
 
 import psutil
 
+from seamless_verl.errors import shorten
+from seamless_verl.runtime.console import say
+from seamless_verl.runtime.last_screen import driver_killed, keep_cause, stopped_by
 from seamless_verl.runtime.scratch import SIGNALS, scratch_folder, session_folder, signals_ignored
 
 GRACE_S = 25.0  # from a signal until the child is killed: Ray needs some seconds to shut down
@@ -45,6 +49,7 @@ def supervise(
     *,
     run_file_variable: str,
     on_exit: Callable[[Path], None],
+    on_end: Callable[[Path], None] = lambda run_file: None,
     ignore_local_cluster: bool = False,
 ) -> int:
     """Run `command`; returns its exit code, 128 + n for a signal n.
@@ -52,6 +57,7 @@ def supervise(
     Args:
         run_file_variable: the environment variable that names a file for the child, its run file, which it may write.
         on_exit: called with that file once every process of the run is gone.
+        on_end: called with that file at last, also where a process is left; the file goes with the scratch folder.
         ignore_local_cluster: do not join a Ray cluster that merely happens to run on this machine.
 
     The child may also choose the folder in which Ray's logs are kept should it fail (`set_log_folder`).
@@ -66,16 +72,31 @@ def supervise(
             "RAY_TMPDIR": existing or str(session),
         }
         child = subprocess.Popen(command, env=env, start_new_session=True, preexec_fn=prepare_child)
-        code = wait_forwarding_signals(child)
+        code = wait_forwarding_signals(child, lambda number: keep_cause(stopped_by(number), run_file))
+        if child.returncode is not None and child.returncode < 0:
+            keep_cause(driver_killed(-child.returncode), run_file)
         with signals_ignored():  # an impatient third signal must not cut the sweep short
-            unkillable = sweep()
-            for process in unkillable:
-                sys.stderr.write(f"Process {process.pid} does not end though killed: it waits for a device or a disk\n")
-            if not unkillable:
-                on_exit(run_file)
-        if code not in (0, 2, 128 + signal.SIGINT, 128 + signal.SIGTERM):
-            keep_logs(session, log_folder(run_file))
+            with said_if_it_fails():
+                unkillable = sweep()
+                for process in unkillable:
+                    say(f"Process {process.pid} does not end though killed: it waits for a device or a disk")
+                if not unkillable:
+                    on_exit(run_file)
+            if code not in (0, 2, 128 + signal.SIGINT, 128 + signal.SIGTERM):
+                with said_if_it_fails():
+                    keep_logs(session, log_folder(run_file))
+            with said_if_it_fails():
+                on_end(run_file)
     return code
+
+
+@contextmanager
+def said_if_it_fails() -> Iterator[None]:
+    """Around a part of the end of a run, which the other parts do not depend on."""
+    try:
+        yield
+    except Exception as error:
+        say(f"A part of the clean-up failed: {type(error).__name__}: {shorten(error)}")
 
 
 def set_log_folder(folder: Path, run_file: Path) -> None:
@@ -141,16 +162,18 @@ def prepare_child() -> None:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
-def wait_forwarding_signals(child: subprocess.Popen[bytes]) -> int:
+def wait_forwarding_signals(child: subprocess.Popen[bytes], on_signal: Callable[[int], None]) -> int:
     """Wait for the child; the first signal is forwarded with a grace, the second kills. Returns the exit code.
 
-    A child that cannot be killed is left to the sweep, which reports it.
+    A child that cannot be killed is left to the sweep, which reports it. `on_signal` is called with each signal,
+    before the child has it.
     """
     deadline, signals = float("inf"), 0
 
     def forward(number: int, frame: FrameType | None) -> None:
         nonlocal deadline, signals
         signals += 1
+        on_signal(number)
         deadline = time.monotonic() + (GRACE_S if signals == 1 else 0.0)
         with suppress(ProcessLookupError):
             os.killpg(child.pid, signal.SIGINT if signals == 1 else signal.SIGKILL)
@@ -208,12 +231,18 @@ def end_processes(processes: list[psutil.Process]) -> list[psutil.Process]:
 
 
 def keep_logs(session: Path, folder: Path) -> None:
-    """Copy Ray's logs of a failed run out of its session's folder, and print where they are or why they are not."""
+    """Copy Ray's logs of a failed run out of its session's folder, where that takes none into the temporary one.
+
+    Print where they are, or why they are not there.
+    """
     for logs in session.glob("ray/session_2*/logs"):
-        kept = folder / f"ray-logs-{os.getpid()}"
-        try:
-            shutil.copytree(logs, kept, dirs_exist_ok=True, ignore_dangling_symlinks=True)
-        except OSError as error:
-            sys.stderr.write(f"The run failed; Ray's logs should be in {kept}, but: {error}\n")
-        else:
-            sys.stderr.write(f"The run failed; Ray's logs are in {kept}\n")
+        for parent in (folder, Path(tempfile.gettempdir())):
+            kept = parent / f"ray-logs-{os.getpid()}"
+            try:
+                shutil.copytree(logs, kept, dirs_exist_ok=True, ignore_dangling_symlinks=True)
+            except OSError as error:
+                say(f"The run failed; Ray's logs should be in {kept}, but: {shorten(error)}")
+                shutil.rmtree(kept, ignore_errors=True)
+            else:
+                say(f"The run failed; Ray's logs are in {kept}")
+                break

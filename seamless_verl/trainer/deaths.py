@@ -14,11 +14,17 @@ import ray
 from transfer_queue import interface
 
 from seamless_verl.errors import ActorLostError
-from seamless_verl.runtime.actor_death import ACTOR_GONE, last_line
+from seamless_verl.runtime.actor_death import ACTOR_GONE, ENDED, last_line
 
+LOOP_WORKER = "agent loop worker"
 SOON_S = 5.0  # for the call to a dead actor to fail, after another call to it did
 NODE_DEAD_S = 45.0  # for Ray to know that a node is dead, which takes some 15 s: until then its actors are unavailable
 POLL_S = 0.2
+REWARD_WORKER = "reward worker"
+CODE_OF_USERS = {
+    REWARD_WORKER: "The reward function runs in it: one that raises an error loses its session alone",
+    LOOP_WORKER: "An agent that is a function runs in it: as a command, or in a runner, it would end alone",
+}
 
 
 class DeathWatch:
@@ -73,7 +79,7 @@ class DeathWatch:
         return {name: now - self.asked[name] for name in self.calls}
 
     def check_soon(self, error: BaseException) -> None:
-        """As `check`, for some time: a call of some actor, maybe of one of these, has failed with this ACTOR_GONE."""
+        """As `check`, for some time: this ACTOR_GONE, or groups that failed, may be of the death of one of these."""
         unavailable = isinstance(error, ray.exceptions.ActorUnavailableError)
         deadline = time.monotonic() + (NODE_DEAD_S if unavailable else SOON_S)
         while time.monotonic() < deadline:
@@ -83,7 +89,11 @@ class DeathWatch:
     def _reason(self, dead: Mapping[str, str]) -> str:
         nodes = dict.fromkeys(self.nodes[name] for name in dead if name in self.nodes)
         gone = [text for node in nodes if (text := self.describe(node)) is not None]
-        return "; ".join(gone) or next(iter(dead.values()))
+        if gone:
+            return "; ".join(gone)
+        name, why = next(iter(dead.items()))
+        code = CODE_OF_USERS.get(name.rpartition(" ")[0])
+        return f"{why}. {code}" if code and why == ENDED else why
 
 
 def own_node(actor: Any) -> str:

@@ -24,6 +24,7 @@ from seamless_verl.runtime.actor_class import ActorClassWith
 from seamless_verl.runtime.actor_death import last_line
 from seamless_verl.trainer.cluster import cluster_nodes
 from seamless_verl.trainer.pools import TagPools
+from seamless_verl.trainer.ray_processes import watch_ray_processes
 from seamless_verl.trainer.task_runner import task_runner_class
 
 
@@ -44,6 +45,7 @@ class PlacedTaskRunner:
         Raises:
             ConfigError: a machine has no node, or no node has room for the task runner; not where such are waited for.
         """
+        watch_ray_processes()
         plan = plan_by_tags(self.config)
         if plan is not None:
             wait_s = SeamlessConfig.parse(self.config.get("seamless")).wait_for_machines_s

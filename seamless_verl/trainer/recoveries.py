@@ -27,7 +27,7 @@ from seamless_verl.errors import ActorLostError, shorten
 from seamless_verl.runtime.actor_death import ACTOR_GONE, death_reason
 from seamless_verl.runtime.process import BackgroundTask, own_stacks, stack_report
 from seamless_verl.runtime.waits import TRAINER, Blocked, WaitKind, is_over
-from seamless_verl.trainer.deaths import DeathWatch, numbered
+from seamless_verl.trainer.deaths import LOOP_WORKER, DeathWatch, numbered
 from seamless_verl.trainer.run_waits import FIRST_PLANE, REPLY_S, SETTINGS, RunParts, RunWaits, limits_of
 from seamless_verl.trainer.stuck_watch import Recover, StuckWatch
 from seamless_verl.trainer.watchdog import Watchdog, stack_reports
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from seamless_verl.trainer.trainer import SeamlessTrainer
 
 logger = logging.getLogger(__name__)
-LOOP_WORKER = "agent loop worker"
 
 
 class Recoveries:

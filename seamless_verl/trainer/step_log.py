@@ -16,6 +16,7 @@ from verl.trainer.ppo.v1 import trainer_base
 from verl.utils.tracking import Tracking
 
 from seamless_verl.platform.adaptation import rebound
+from seamless_verl.runtime.console import show_line
 from seamless_verl.runtime.step_metrics import REPORT_S, StepMetrics
 from seamless_verl.trainer.step_line import step_line
 from seamless_verl.trainer.step_report import ReportedQueue, StepReport
@@ -56,7 +57,7 @@ class StepTracking(Tracking):  # type: ignore[misc]
         """`ended` is when the step did, in seconds since 1970."""
         self.file.add(step, data, ended)
         if self.line is not None:
-            print(self.line(step, data), flush=True)  # noqa: T201 - the console is where the user asked for it
+            show_line(self.line(step, data))
         super().log(data=data, step=step, backend=backend)
 
 

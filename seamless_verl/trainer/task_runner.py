@@ -15,15 +15,18 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from verl.trainer.main_ppo import TaskRunnerV1
 from verl.utils.logging_utils import configure_verl_logging
 
+from seamless_verl.errors import GroupsFailedError
 from seamless_verl.platform.adaptation import plain_class
 from seamless_verl.runtime.actor_death import ACTOR_GONE
 from seamless_verl.runtime.checkpoint_marker import step_folder, tracker_state
+from seamless_verl.runtime.console import show_line
+from seamless_verl.runtime.last_screen import keep_cause
 from seamless_verl.runtime.process import BackgroundTask, show_log
-from seamless_verl.trainer.deaths import DeathWatch, numbered, queue_actors
+from seamless_verl.trainer.deaths import LOOP_WORKER, REWARD_WORKER, DeathWatch, numbered, queue_actors
 from seamless_verl.trainer.needed_nodes import actors_on, nodes_of_run, places_storage
 from seamless_verl.trainer.node_watch import NodeWatch, clock_warnings
 from seamless_verl.trainer.plane_progress import PlaneProgress
-from seamless_verl.trainer.recoveries import LOOP_WORKER, LoopRestarts, stuck_watch
+from seamless_verl.trainer.recoveries import LoopRestarts, stuck_watch
 from seamless_verl.trainer.watchdog import Watchdog
 
 logger = logging.getLogger(__name__)
@@ -77,6 +80,9 @@ class SeamlessTaskRunner(plain_class(TaskRunnerV1)):  # type: ignore[misc]
             self.init_agent_loop_manager()
             self.train_watched(lambda: self.trainer.fit(self.agent_loop_manager))
             succeeded = True
+        except Exception as error:
+            keep_cause(error)  # before parts are closed, whose errors would take its place
+            raise
         finally:
             self.close(succeeded)
 
@@ -120,7 +126,7 @@ class SeamlessTaskRunner(plain_class(TaskRunnerV1)):  # type: ignore[misc]
         self.trainer.watch_metrics = lambda: stuck.metrics() | loops.metrics()
         try:
             watchdog.train(training)
-        except ACTOR_GONE as error:
+        except (*ACTOR_GONE, GroupsFailedError) as error:  # groups fail faster than the watchdog looks
             self.deaths.check_soon(error)  # names the actor and its node, if the run needed it
             raise
 
@@ -128,7 +134,7 @@ class SeamlessTaskRunner(plain_class(TaskRunnerV1)):  # type: ignore[misc]
         """The actors without which the run waits for ever, by name."""
         loops = getattr(self.agent_loop_manager, "agent_loop_workers", ())
         rewards = getattr(self.trainer.reward_loop_manager, "reward_loop_workers", ())
-        named = numbered(LOOP_WORKER, loops) | numbered("reward worker", rewards)
+        named = numbered(LOOP_WORKER, loops) | numbered(REWARD_WORKER, rewards)
         return named | queue_actors() | self.trainer.training_actors()
 
     def own_loops(self) -> Any:
@@ -148,11 +154,11 @@ class SeamlessTaskRunner(plain_class(TaskRunnerV1)):  # type: ignore[misc]
     def print_what_is_left(self) -> None:
         """The files that a user looks for next. verl prints a run's last lines too."""
         if (picture := self.trainer.device_time.finish()) is not None:
-            print(f"device time: {picture}")  # noqa: T201
+            show_line(f"device time: {picture}")
         folder = Path(self.trainer.config.trainer.default_local_dir)
         named, *_ = tracker_state(folder) or ("",)  # the newest whole one: async_save may still write another
         if named in map(str, self.trainer.saved):
-            print(f"checkpoint: {step_folder(folder, int(named))}")  # noqa: T201
+            show_line(f"checkpoint: {step_folder(folder, int(named))}")
 
     def close(self, succeeded: bool) -> None:
         """Stops the agent loops, then loggers, queue, gateway and engines; also if the trainer was never built."""

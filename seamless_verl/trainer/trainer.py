@@ -14,9 +14,11 @@ from collections import Counter
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import ray
+import transfer_queue as tq
 from verl.trainer.ppo.utils import Role
 from verl.trainer.ppo.v1 import trainer_base
 from verl.trainer.ppo.v1.trainer_base import register_trainer
@@ -47,9 +49,10 @@ from seamless_verl.trainer.scheduling_checkpoint import (
     save_scheduling,
 )
 from seamless_verl.trainer.session_weight import fixed_micro_batches, mini_batches_of
+from seamless_verl.trainer.step_line import REWARD
 from seamless_verl.trainer.step_log import logging_of
 from seamless_verl.trainer.step_report import LOG_FROM_ANY_THREAD
-from seamless_verl.trainer.token_mask import agreement, mask_stale
+from seamless_verl.trainer.token_mask import agreement, mask_stale, own_keys
 from seamless_verl.trainer.trained_columns import trained_columns
 
 LAST_REPORT_S = 10.0  # of the 25 in which a run that is stopped has to end
@@ -124,11 +127,26 @@ class SeamlessTrainer(AdvantageTrainer):
         self._record_groups()  # before the checkpoint has their effect: a later start trusts what is recorded up to it
         with marked_save(self.config.trainer.default_local_dir, self.global_steps):
             self._save_own_state(checkpoint_of(self.config, self.global_steps))
+            self._log_what_is_known()
             super()._save_checkpoint()  # which says at its end that the checkpoint is whole
         self._prune_checkpoints()
         folder = Path(self.config.trainer.default_local_dir)
         if (folder / f"global_step_{self.global_steps}" / "actor").is_dir():  # else on another machine, or not yet
             self.saved = remove_emptied(folder, [*self.saved, self.global_steps])
+
+    def step(self, metrics: dict[str, Any], timing_raw: dict[str, float]) -> Any:
+        self.step_result = super().step(metrics, timing_raw), metrics
+        return self.step_result[0]
+
+    def _log_what_is_known(self) -> None:
+        """A line of the step in the file of metrics, before its checkpoint is whole; verl logs it when all is known.
+
+        A run that is killed in between resumes after this step, which would have none.
+        """
+        batch, metrics = self.step_result
+        data = tq.kv_batch_get(keys=own_keys(batch), partition_id=batch.partition_id, select_fields=["rm_scores"])
+        reward = fmean(float(scores.sum()) for scores in data["rm_scores"].unbind())
+        self.step_metrics.add(self.global_steps, {**metrics, REWARD: reward})
 
     def _prune_checkpoints(self) -> None:
         """Removes what is beyond the bounds, now that the tracker names a checkpoint that stays."""

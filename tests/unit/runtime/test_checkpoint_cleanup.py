@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import socket
 import time
 from dataclasses import asdict, replace
@@ -14,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.checkpoints import save, write_tracker
 
+from seamless_verl.errors import CheckpointError
 from seamless_verl.runtime.checkpoint_cleanup import (
-    RUN_FILE,
     CleanupReport,
     clean_up_run,
     marked_save,
@@ -31,6 +32,7 @@ from seamless_verl.runtime.checkpoint_marker import (
     marker_file,
     saved_steps,
 )
+from seamless_verl.runtime.console import RUN_FILE
 
 DEAD = 2**22 + 1  # above Linux's largest process id
 
@@ -151,6 +153,23 @@ def test_a_finished_save_leaves_no_marker_and_an_unsupervised_one_makes_none(
     monkeypatch.delenv(RUN_FILE)
     with marked_save(str(tmp_path), 2):
         assert not list(tmp_path.glob(".*"))
+
+
+@pytest.mark.parametrize("supervised", [False, True])
+def test_a_save_that_the_disk_fails_says_so_whatever_its_error(
+    tmp_path: Path, run_file: Path, monkeypatch: pytest.MonkeyPatch, supervised: bool
+) -> None:
+    start(tmp_path) if supervised else monkeypatch.delenv(RUN_FILE)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    full = pytest.raises(CheckpointError, match=r"step 3 could not be saved in .*: File too large\. Repair that")
+    with full, marked_save(str(tmp_path), 3):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))
+        raise RuntimeError("unexpected pos 704 vs 598")  # torch's, after a write that failed
+    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    with pytest.raises(CheckpointError, match="No space left on device"), marked_save(str(tmp_path), 3):
+        raise RuntimeError("Worker failure: [Errno 28] No space left on device")  # what it wrote is gone already
+    with pytest.raises(RuntimeError, match="of another kind"), marked_save(str(tmp_path), 3):
+        raise RuntimeError("of another kind")
 
 
 def test_what_was_there_before_stays(tmp_path: Path, run_file: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from seamless_verl.run_folder import register_resume
-from seamless_verl.runtime.checkpoint_cleanup import RUN_FILE
+from seamless_verl.runtime.console import RUN_FILE
 from seamless_verl.runtime.resume_hint import ResumeSettings
 
 

@@ -1,0 +1,97 @@
+"""The last screen of a run that ended early: why, the way out, and how the same command goes on.
+
+What fails first makes others fail, whose messages come later and are longer. So the process that knows the cause keeps
+it in a file beside the run file. The first one stays, and the supervisor writes it when all other processes are gone.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import signal
+import traceback
+from contextlib import suppress
+from pathlib import Path
+from tempfile import NamedTemporaryFile
+
+from seamless_verl.errors import SeamlessError, shorten
+from seamless_verl.runtime.console import RUN_FILE
+from seamless_verl.runtime.resume_hint import ResumeSettings
+
+ENDED_EARLY = "The run ended early: "
+FILE = "cause.txt"  # beside the run file
+LINES, CHARS = 12, 1200  # of a cause, at most: 20 lines are what a terminal shows with all that is below it
+FRAME = re.compile(r'File "(.+)", line (\d+), in (\S+)')
+UNKNOWN = "no process of it has said why. Its last messages are above"
+KILLED = "by somebody, or by the kernel when memory was short, which `dmesg` shows"
+WAYS_OUT = {
+    errno.ENOSPC: "Free the disk, or name a folder on another one",
+    errno.EDQUOT: "Free some of your quota, or name another folder",
+    errno.EROFS: "Make the file system writable, or name another folder",
+    errno.EACCES: "Make it accessible, or name another folder",
+    errno.EPERM: "Make it writable, or name another folder",
+}
+
+
+def keep_cause(cause: BaseException | str, run_file: Path | None = None) -> None:
+    """Keep why the run ends, unless an earlier cause is kept; `run_file` is that of this process by default.
+
+    Nothing is kept without a supervisor, or where the disk of its folder takes nothing: then the screen lacks it.
+    """
+    run_file = run_file or Path(os.environ.get(RUN_FILE, ""))
+    if not run_file.is_absolute():
+        return
+    text = cause if isinstance(cause, str) else describe(cause)
+    with suppress(OSError), NamedTemporaryFile("w", dir=run_file.parent, encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.link(file.name, run_file.with_name(FILE))  # fails if there is one
+
+
+def describe(error: BaseException) -> str:
+    """The error's own cause, which it may carry through several of Ray's actors, and where it was raised.
+
+    Errors of this package are complete, and say a way out.
+    """
+    frame = FRAME.findall("".join(traceback.format_tb(error.__traceback__)))[-1:]
+    while isinstance(cause := getattr(error, "cause", None), BaseException):  # Ray's error of a call
+        frame = FRAME.findall(str(error))[-1:] or frame
+        error = cause
+    if isinstance(error, SeamlessError):
+        return str(error)
+    message = shorten(error, CHARS)
+    text = f"{type(error).__name__}: {message}" if message else type(error).__name__
+    if isinstance(error, OSError) and error.errno in WAYS_OUT:
+        return f"{text}. {WAYS_OUT[error.errno]}"
+    return "\n".join([text, *(f"It was raised in {file}, line {line}, in {name}" for file, line, name in frame)])
+
+
+def stopped_by(number: int) -> str:
+    return f"it was stopped by {signal.Signals(number).name}"
+
+
+def driver_killed(number: int) -> str:
+    killer = f", {KILLED}" if number == signal.SIGKILL else ""
+    return f"its driver, the child of the command's process, was ended by {signal.Signals(number).name}{killer}"
+
+
+def last_screen(run_file: Path) -> list[str]:
+    """The lines for a run that ended early, by what its processes kept beside its run file."""
+    try:
+        cause = run_file.with_name(FILE).read_text(encoding="utf-8")
+    except OSError:
+        cause = UNKNOWN
+    lines = cause.splitlines()
+    if len(lines) > LINES:
+        lines = [*lines[: LINES - 1], "..."]
+    return [ENDED_EARLY + lines[0], *lines[1:], *how_to_go_on(run_file)]
+
+
+def how_to_go_on(run_file: Path) -> list[str]:
+    """One line, none where the run ended before it had registered, or writes on machines that are not seen here."""
+    try:
+        settings = ResumeSettings.of_run(run_file)
+        return [] if settings is None else [settings.hint()]
+    except OSError as error:
+        return [f"The same command resumes from the last complete checkpoint. Which one it is cannot be read: {error}"]
