@@ -19,6 +19,7 @@ from typing import Any, Self
 
 import uvicorn
 from fastapi import FastAPI
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from vllm import envs
 from vllm.config import StructuredOutputsConfig, VllmConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
@@ -176,6 +177,7 @@ class Gateway:
         self._url, self.admin.url = f"http://{settings.host}:{port}", base_url(settings, port)
         config = uvicorn.Config(
             middleware,
+            http=_TimedConnection,
             access_log=False,
             log_config=None,
             lifespan="off",
@@ -221,6 +223,22 @@ class Gateway:
         while True:
             await asyncio.sleep(EXPIRY_SECONDS)  # an expiry is a time, not an event
             await self.admin.expire()
+
+
+class _TimedConnection(HttpToolsProtocol):
+    """A connection that is closed when no request begins in time; uvicorn times only those that had a reply already."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._close_in_time()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)  # which takes back the closing
+        if self in self.connections and (self.cycle is None or self.cycle.response_complete):
+            self._close_in_time()
+
+    def _close_in_time(self) -> None:
+        self.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)
 
 
 class _EmbeddedServer(uvicorn.Server):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -66,6 +67,23 @@ async def test_both_ways_to_send_a_key(nano: Path, path: str) -> None:
         foreign = await post(harness, f"/s/{key}{path}", other["key"])
         assert foreign.status_code == 403
         error_message(foreign, path)
+
+
+async def test_idle_connections_are_closed_in_time_and_calls_go_on(nano: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that never sent a request, or the beginning of one, too."""
+    monkeypatch.setattr(server, "KEEP_ALIVE_SECONDS", 2)
+    async with gateway_harness(nano) as harness:
+        address = httpx.URL(harness.gateway.url)
+        began = time.monotonic()
+        idle = [await asyncio.open_connection(address.host, address.port) for _ in range(2000)]
+        for _, writer in idle[::2]:
+            writer.write(b"POST /v1/messages HTTP/1.1\r\n")
+        assert (await post(harness, OPENAI, harness.session["key"])).status_code == 200
+        async with asyncio.timeout(30):
+            assert {await reader.read() for reader, _ in idle} == {b""}
+        assert time.monotonic() - began > 2, "none was closed at once"
+        for _, writer in idle:
+            writer.close()
 
 
 @pytest.mark.parametrize("path", [OPENAI, ANTHROPIC])
