@@ -19,8 +19,8 @@ class KeptJournal:
     """Deletes sessions that were handed over more than `days` ago, and the oldest while the file is above `gib`.
 
     None is no bound. Nobody waits for a deletion: what is deleted was written days or gigabytes ago. `needed` gives the
-    sessions that stay in any case, None while they are not known: then nothing is deleted. Invariant: `task` is the
-    only one that compacts; `check` is called in the event loop.
+    sessions that stay in any case, None while they are not known: then nothing is deleted. Invariants: `task` is the
+    only one that compacts; a clock that jumps makes no session older. `check` is called in the event loop.
     """
 
     def __init__(
@@ -31,6 +31,7 @@ class KeptJournal:
         needed: Callable[[], Collection[str] | None] = frozenset,
     ) -> None:
         self.journal, self.days, self.gib, self._needed = journal, days, gib, needed
+        self._began = time.time() - time.monotonic()
         self.deleted, self.used_bytes = 0, 0
         self.task: asyncio.Task[CompactionResult] | None = None
 
@@ -59,7 +60,8 @@ class KeptJournal:
         self.deleted += result.sessions
 
     async def _compact(self, needed: Collection[str]) -> CompactionResult:
-        before = 0.0 if self.days is None else time.time() - self.days * DAY_S
+        now = min(time.time(), self._began + time.monotonic())
+        before = 0.0 if self.days is None else now - self.days * DAY_S
         return await self.journal.compact(before, None if self.gib is None else int(self.gib * GIB), needed)
 
     async def end(self) -> None:

@@ -49,6 +49,21 @@ async def test_old_sessions_are_deleted_and_counted(tmp_path: Path, caplog: pyte
         assert caplog.text.count("journal_days=1.0") == 1, "it is said once"
 
 
+async def test_a_clock_that_jumps_makes_no_session_older(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with open_journal(tmp_path) as journal:
+        kept, jump_s = KeptJournal(journal, 7.0, None), 0.0
+        monkeypatch.setattr(time, "time", lambda real=time.time: real() + jump_s)
+        for name, days in (("old", 8.0), ("young", 6.0)):
+            hand_over(journal, name, time.time() - days * DAY_S)
+        jump_s = 3 * DAY_S
+        hand_over(journal, "after", time.time())
+        await checked(kept)
+        assert names(journal) == ["young", "after"]
+        jump_s = -3 * DAY_S
+        await checked(kept)
+        assert names(journal) == ["young", "after"]
+
+
 async def test_a_journal_that_is_too_large_loses_its_oldest(tmp_path: Path) -> None:
     with open_journal(tmp_path) as journal:
         for number in range(20):
