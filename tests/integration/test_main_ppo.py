@@ -210,6 +210,13 @@ def test_a_check_says_how_it_is_used(tmp_path: Path, asked: str) -> None:
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize(("name", "value"), [("PYTHONOPTIMIZE", "1"), ("HOME", "/dev/null")])
+def test_an_environment_in_which_a_run_fails_late_is_refused(tmp_path: Path, name: str, value: str) -> None:
+    refused = run(tmp_path, *TINY, *tiny_files(tmp_path), main="check", **{name: value})
+    (line,) = refused.stderr.splitlines()
+    assert refused.returncode == 2 and line.startswith(f"{name}='{value}': "), refused.stderr
+
+
 def test_the_check_is_a_command_too(tmp_path: Path) -> None:
     """With its options first, and with hydra's."""
     command = (sys.executable, "-m", "seamless_verl.cli", "check")

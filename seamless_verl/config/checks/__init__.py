@@ -49,6 +49,8 @@ from seamless_verl.config.checks.gateway import (
     check_shards,
 )
 from seamless_verl.config.checks.hosts import (
+    check_assertions,
+    check_home,
     check_loggers,
     check_names,
     check_platform_name,
@@ -126,6 +128,8 @@ CHECKS: tuple[Check, ...] = (
     check_temperature,
     check_flags,
     check_choices,
+    check_assertions,
+    check_home,
     check_platform_name,
     check_names,
     check_loggers,
