@@ -25,6 +25,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import os
 import time
 import uuid
 from abc import ABC, abstractmethod
@@ -42,7 +43,7 @@ from seamless_verl.agent_loops.group import GROUP, UNTRAINABLE
 from seamless_verl.agent_loops.rows import SessionOutputs, outputs_of, rewards_of
 from seamless_verl.agents.callable import call_agent, load_agent
 from seamless_verl.agents.command import run_command
-from seamless_verl.agents.endpoint import Endpoint
+from seamless_verl.agents.endpoint import Endpoint, around_proxy
 from seamless_verl.agents.outcome import ERROR_CHARS, AgentOutcome, AgentStatus
 from seamless_verl.agents.own_time import PausedSeconds
 from seamless_verl.agents.settings import (
@@ -211,6 +212,7 @@ class LocalAgentLoop(SessionAgentLoop):
     ) -> tuple[str, AgentOutcome]:
         opened = await open_session(plane, opening)
         endpoint = Endpoint(opened["anthropic_base_url"], opened["key"], opened["session_id"])
+        os.environ.update(around_proxy(endpoint, os.environ))  # for the SDKs in an agent of this process
         if (group := GROUP.get(None)) is not None:
             group.opened(endpoint.session_id)
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
@@ -51,6 +52,15 @@ def environment(endpoint: Endpoint) -> dict[str, str]:
         "SEAMLESS_REWARD_URL": endpoint.reward_url,
         "SEAMLESS_SESSION_KEY": endpoint.session_key,
     }
+
+
+def around_proxy(endpoint: Endpoint, environ: Mapping[str, str]) -> dict[str, str]:
+    """The variables by which clients reach the gateway without the proxy of `environ`; each reads one of them."""
+    excepted = environ.get("no_proxy") or environ.get("NO_PROXY") or ""
+    host = urlsplit(endpoint.base_url).hostname or ""
+    if not any(name.lower().endswith("_proxy") for name in environ) or {"*", host} & set(excepted.split(",")):
+        return {}
+    return dict.fromkeys(("no_proxy", "NO_PROXY"), ",".join(filter(None, (excepted, host))))
 
 
 MODEL = "policy"

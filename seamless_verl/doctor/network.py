@@ -36,7 +36,7 @@ def probe_connections(facts: Facts) -> list[Finding]:
 
 
 def probe_proxies(facts: Facts) -> list[Finding]:
-    """Agents and replicas are reached without a proxy: SDKs give every address to the one that is set."""
+    """The gateway is reached without a proxy, to which SDKs give every address; agents in a run are kept from that."""
     proxies = _proxies(facts)
     hosts = dict.fromkeys((LOOPBACK, facts.network.address))
     if not {"http", "all"} & set(proxies):
@@ -45,8 +45,8 @@ def probe_proxies(facts: Facts) -> list[Finding]:
     through = [host for host in hosts if not {"*", host} & set(excepted)]
     if not through:
         return [ok("proxies", "not for this host")]
-    text = f"http requests to {' and '.join(through)}, where the gateway listens, go to a proxy"
-    return [error("proxies", text, f"Set NO_PROXY={','.join(['localhost', *hosts])}, and no_proxy to the same")]
+    text = f"http requests to {' and '.join(through)}, where the gateway listens, go to a proxy, but for a run's agents"
+    return [warning("proxies", text, f"Set NO_PROXY={','.join(['localhost', *hosts])}, and no_proxy to the same")]
 
 
 def probe_ports(facts: Facts) -> list[Finding]:

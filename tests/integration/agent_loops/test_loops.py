@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import os
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import httpx
 import hydra
 import numpy as np
+import openai
 import pytest
 import ray
 from omegaconf import OmegaConf
 from support.agent_loops import make_loop
+from support.gateway import gateway_harness
 
 from seamless_verl.agent_loops.loops import AgentFailedError, closing_reason, task_of, warn_of_unread, warn_once
+from seamless_verl.agents.endpoint import Endpoint
 from seamless_verl.agents.limits import CommandLimits
 from seamless_verl.agents.outcome import AgentOutcome, AgentStatus
 from seamless_verl.agents.settings import SamplingDefaults, SessionQuota
@@ -74,6 +80,38 @@ def test_what_a_time_out_and_a_failure_are_worth(
     else:
         assert loop.reward(outcome, session) == expected
     assert closing_reason(outcome) == status
+
+
+@pytest.mark.parametrize("excepted", ["", "example.org"])
+async def test_a_proxy_of_the_process_does_not_stand_before_the_gateway(
+    nano: Path, monkeypatch: pytest.MonkeyPatch, excepted: str
+) -> None:
+    """A function of the user's calls by an SDK, which takes the proxy of the environment for any other host."""
+    for name in [name for name in os.environ if name.lower().endswith("_proxy")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")  # nobody listens there
+    monkeypatch.setenv("no_proxy", excepted)
+    monkeypatch.setenv("NO_PROXY", "")
+
+    async def agent(task: dict[str, Any], endpoint: Endpoint) -> float:
+        message = {"role": "user", "content": "hi"}
+        for _ in range(2):
+            async with openai.AsyncOpenAI(
+                base_url=f"{endpoint.base_url}/v1", api_key=endpoint.session_key, max_retries=0
+            ) as client:
+                await client.chat.completions.create(model="nano", messages=[message])  # type: ignore[list-item]
+        return 1.0
+
+    loop = make_loop({"name": "mine", "_target_": f"{LOOPS}.CallableAgentLoop", "agent": "operator:add"})
+    loop.agent = agent
+    async with gateway_harness(nano) as harness:
+        opened: concurrent.futures.Future[dict[str, str]] = concurrent.futures.Future()
+        opened.set_result(harness.session)
+        remote = SimpleNamespace(remote=lambda opening: SimpleNamespace(future=lambda: opened))
+        _, outcome = await loop.run_session(SimpleNamespace(open_session=remote), "u_0", {"uid": "u"}, {})
+        assert (outcome.status, outcome.reward) == (AgentStatus.FINISHED, 1.0), outcome
+    host = httpx.URL(harness.gateway.url).host
+    assert os.environ["NO_PROXY"] == os.environ["no_proxy"] == ",".join(filter(None, (excepted, host)))
 
 
 @pytest.mark.parametrize("state", [LOST, UNCLAIMED])

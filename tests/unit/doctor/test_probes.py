@@ -112,11 +112,11 @@ ON_CPU: list[tuple[list[Changes], str, str, str]] = [
     ),
     (
         [environ(HTTP_PROXY="http://p:3128")],
-        "error",
+        "warning",
         "http requests to 127.0.0.1 and 10.0.0.1",
         "NO_PROXY=localhost,127",
     ),
-    ([environ(all_proxy="http://p", NO_PROXY="127.0.0.1")], "error", "http requests to 10.0.0.1, where", "10.0.0.1"),
+    ([environ(all_proxy="http://p", NO_PROXY="127.0.0.1")], "warning", "http requests to 10.0.0.1, where", "10.0.0.1"),
     (
         [network(ports={8000: "Address already in use"})],
         "error",
