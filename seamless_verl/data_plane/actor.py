@@ -234,9 +234,7 @@ class DataPlane(PlaneLifecycle):
         try:
             await self.ensure_started()
             fields = {"stream_interval": STREAM_INTERVAL, **sampling}
-            call = Call(
-                name, array("i", prompt_ids), fields, key=name, group=group, validation=validation, media=media
-            )
+            call = Call(name, array("i", prompt_ids), fields, key=name, group=group, validation=validation, media=media)
             generated = Generated()
             async with aclosing(self.calls.stream(call)) as chunks:
                 async for chunk in chunks:
