@@ -22,7 +22,7 @@ from seamless_verl.runtime.resume_hint import ResumeSettings
 ENDED_EARLY = "The run ended early: "
 FILE = "cause.txt"  # beside the run file
 LINES, CHARS = 12, 1200  # of a cause, at most: 20 lines are what a terminal shows with all that is below it
-FRAME = re.compile(r'File "(.+)", line (\d+), in (\S+)')
+FRAME = re.compile(r'File "(/.+)", line (\d+), in (\S+)')
 UNKNOWN = "no process of it has said why. Its last messages are above"
 KILLED = "by somebody, or by the kernel when memory was short, which `dmesg` shows"
 WAYS_OUT = {
