@@ -55,6 +55,7 @@ from seamless_verl.trajectory.policies import make_policy
 from seamless_verl.weights.commit import Transfer, WeightCommit
 
 logger = logging.getLogger(__name__)
+SUBSETS = ("train_max_samples", "val_max_samples")  # of `data`
 ACTOR_ROLES = (Role.Actor, Role.ActorRollout, Role.ActorRolloutRef, Role.RefPolicy)
 
 
@@ -102,15 +103,20 @@ class TrainerSetup(SamplingTrainer):
         self.prompt_scan = BackgroundTask("prompt-scan", partial(warn_of_long_prompts, prompt_scans(scanned), limit))
 
     def _choose_seed(self) -> None:
-        """Without `data.seed`, that of the run's first start: verl draws subsets of the data, and orders, with it."""
+        """Where verl draws a subset of the data without `data.seed`, the seed is that of the run's first start.
+
+        The order of the data needs none: verl's generator begins the same without a seed.
+        """
         if (checkpoint := resumed_checkpoint(self.config)) is not None:
             self.names.load(checkpoint)
         if (given := self.config.data.get("seed")) is not None:
             self.names.seed = int(given)
             return
+        if not any(int(self.config.data.get(name, -1)) > 0 for name in SUBSETS):
+            return
         with open_dict(self.config):
             self.config.data.seed = self.names.seed
-        logger.info("data.seed=null: this run draws its data with seed %d, also when it is resumed", self.names.seed)
+        logger.info("data.seed=null: this run draws its subset with seed %d, also when it is resumed", self.names.seed)
 
     def _init_resource_pool_mgr(self) -> None:
         super()._init_resource_pool_mgr()
