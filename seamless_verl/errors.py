@@ -345,20 +345,6 @@ class GroupsFailedError(SeamlessError, RuntimeError):
         )
 
 
-class ScoresFailedError(SeamlessError, RuntimeError):
-    """Too many groups in a row were dropped since what scores their sessions gives no finite numbers."""
-
-    def __init__(self, groups: int, last: str) -> None:
-        super().__init__(groups, last)
-        self.groups, self.last = groups, last
-
-    def __str__(self) -> str:
-        return (
-            f"{self.groups} groups one after another were dropped, with sessions without a score that can be trained. "
-            f"Repair what scores them. The last: {self.last}"
-        )
-
-
 class GroupDroppedError(SeamlessError, RuntimeError):
     """Too few sessions of a group can be trained; verl replaces its prompt by another."""
 

@@ -97,6 +97,7 @@ ensure_environment() {
   if [ "$STACK" = cpu ] && has_link; then rm "$VENV"; fi
   if ! "$PYTHON" -m pip --version >/dev/null 2>&1; then
     base="$(find_python)" || exit
+    [ -e "$VENV" ] || { mkdir "$VENV" && touch "$VENV/.made-by-scripts"; }
     "$base" -m venv "$VENV"
   fi
   local -x TMPDIR="$VENV/tmp" # of which nothing is left
@@ -104,8 +105,9 @@ ensure_environment() {
   set_uv
   "$PYTHON" -m pip install --quiet "$UV" || say "uv could not be installed"
   if ! install_torch; then
-    # Not where nothing at all could be fetched, and not in place of an environment that was complete.
-    [ -n "$OTHERWISE" ] && [ -x "$VENV/bin/uv" ] && ! compgen -G "$VENV/.seamless-*" >/dev/null || die "$(cat "$TMPDIR/torch.log")
+    # Not where nothing at all could be fetched, and not in place of a complete environment or one of the user's.
+    [ -n "$OTHERWISE" ] && [ -x "$VENV/bin/uv" ] && [ -e "$VENV/.made-by-scripts" ] &&
+      ! compgen -G "$VENV/.seamless-*" >/dev/null || die "$(cat "$TMPDIR/torch.log")
 ${LOCK#"$ROOT/"}: torch's CPU build was not found. Set PIP_FIND_LINKS or PIP_EXTRA_INDEX_URL to where it is. Without it, SEAMLESS_STACK=pinned has the versions that verl pins."
     say "torch's CPU build is at none of the places that pip and uv know here: taking the versions that verl pins instead, in .venv-$OTHERWISE (3.5 GB to fetch, 7 GB on disk, about five minutes)"
     rm -rf "$VENV"

@@ -134,6 +134,7 @@ class SessionAgentLoop(AgentLoopBase, ABC):  # type: ignore[misc]
         except AgentFailedError as error:
             timed_out = outcome.status is AgentStatus.TIMED_OUT
             dropped = DropReason.TIMED_OUT if timed_out else DropReason.SESSION
+            dropped = DropReason.REWARD if error.kind == UNSCORED else dropped
             note = HandedNote(str(kwargs["uid"]), shorten(error), dropped=dropped)
             await await_reply(plane.acknowledge.remote(session_id, False, note))
             raise

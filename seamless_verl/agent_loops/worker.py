@@ -21,7 +21,7 @@ import hydra
 import ray
 import transfer_queue as tq
 from omegaconf import DictConfig, ListConfig, OmegaConf
-from ray.exceptions import RayError
+from ray.exceptions import RaySystemError, RayTaskError
 from verl.experimental.agent_loop import agent_loop
 from verl.experimental.agent_loop.agent_loop import DictConfigWrap, ToolListWrap, _agent_loop_registry
 from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopWorkerTQ, apply_greedy_sampling_params
@@ -53,7 +53,6 @@ from seamless_verl.data_plane.group_notifier import UNSCORED
 from seamless_verl.data_plane.waits import group_name
 from seamless_verl.errors import ConfigError, GroupDroppedError, SessionStuckError, shorten
 from seamless_verl.platform.adaptation import plain_class, rebound
-from seamless_verl.runtime.actor_death import ACTOR_GONE
 from seamless_verl.runtime.process import freeze_imports, show_log
 from seamless_verl.runtime.scores import beside_score, score_of
 from seamless_verl.runtime.waits import QUEUE, Wait, WaitKind
@@ -283,9 +282,10 @@ class SeamlessAgentLoopWorker(plain_class(AgentLoopWorkerTQ)):  # type: ignore[m
         last, by_loop, raised = outputs[-1], outputs[-1].reward_score is not None, ""
         try:
             await self._compute_score(outputs, kwargs=with_arrays(sample))
-        except ACTOR_GONE:
-            raise
-        except (RayError, LookupError, TypeError) as error:  # it raised, or what it gave cannot be sent or read
+        except (RayTaskError, RaySystemError) as error:  # it raised, or what it gave cannot be sent
+            raised = raised_by(error)
+        except (LookupError, TypeError) as error:  # what it gave cannot be read
+            logger.warning("prompt %s: its session could not be scored", GROUP.get().uid, exc_info=True)
             raised = raised_by(error)
         info = last.extra_fields["reward_extra_info"] = beside_score(last.extra_fields.get("reward_extra_info"))
         if last.reward_score is None and self.reward_loop_worker_handles is None:

@@ -56,11 +56,12 @@ def environment(endpoint: Endpoint) -> dict[str, str]:
 
 def around_proxy(endpoint: Endpoint, environ: Mapping[str, str]) -> dict[str, str]:
     """The variables by which clients reach the gateway without the proxy of `environ`; each reads one of them."""
-    excepted = environ.get("no_proxy") or environ.get("NO_PROXY") or ""
+    listed = f"{environ.get('no_proxy', '')},{environ.get('NO_PROXY', '')}".split(",")
+    excepted = dict.fromkeys(name.strip() for name in listed if name.strip())
     host = urlsplit(endpoint.base_url).hostname or ""
-    if not any(name.lower().endswith("_proxy") for name in environ) or {"*", host} & set(excepted.split(",")):
+    if not any(name.lower().endswith("_proxy") for name in environ) or {"*", host} & excepted.keys():
         return {}
-    return dict.fromkeys(("no_proxy", "NO_PROXY"), ",".join(filter(None, (excepted, host))))
+    return dict.fromkeys(("no_proxy", "NO_PROXY"), ",".join((*excepted, host)))
 
 
 MODEL = "policy"

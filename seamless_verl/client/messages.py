@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-PROTOCOL = 1
+PROTOCOL = 2
 """Of runners. A runner of another version is refused."""
 WAIT_S = 20.0  # a request for a task is answered so late at most
 RunStatus = Literal["finished", "failed", "invalid_reward", "timed_out", "output_limit"]

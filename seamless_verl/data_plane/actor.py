@@ -54,7 +54,7 @@ class DataPlane(PlaneLifecycle):
     ) -> None:
         self.failures, self.groups = ConsecutiveFailures(settings.max_failed_groups), GroupCounts()
         self.commands = dict[object, tuple[str, float]]()  # that have not ended, and when they came
-        self.generating = dict[asyncio.Task[Any] | None, str]()  # calls of `generate`, each with its group
+        self.generating = dict[asyncio.Task[Any], str]()  # calls of `generate`, each with its group
         self.masked: Counter[DropReason] = Counter()  # tokens that the trainer masked
         super().__init__(settings, store, paused_store)
 
@@ -230,6 +230,7 @@ class DataPlane(PlaneLifecycle):
             CallError: the call failed for good.
         """
         task = asyncio.current_task()
+        assert task is not None
         self.generating[task] = group
         try:
             await self.ensure_started()
@@ -291,7 +292,7 @@ class DataPlane(PlaneLifecycle):
         Their calls of `generate` end before this returns: whoever begins the prompts again has calls of its own.
         """
         await self.ensure_started()
-        if left := {task for task, group in self.generating.items() if task is not None and group in uids}:
+        if left := {task for task, group in self.generating.items() if group in uids}:
             for task in left:
                 task.cancel()
             await asyncio.wait(left)

@@ -172,7 +172,7 @@ class EarlierSessions:
         if session.newest > self.version:
             return BegunAgain.NEWER_WEIGHTS
         self.candidates[place_of(session)] = session
-        if session.stage is Stage.HANDED:
+        if session.stage is Stage.HANDED and session.group is None:
             self.handed_over[session.session_id] = session.uid
         return None
 
@@ -203,8 +203,9 @@ class EarlierSessions:
             del self.candidates[uid, sample]
             await self._begin_again(session, BegunAgain.OLDER_WEIGHTS)
             return None
+        stored = await asyncio.to_thread(self.journal.read, session.session_id)
         self.taken[session.session_id] = session
-        return await asyncio.to_thread(self.journal.read, session.session_id)
+        return stored
 
     def waits(self, session_id: str) -> bool:
         """Whether it is of an earlier start, and may be taken up, and was not."""

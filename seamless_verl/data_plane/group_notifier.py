@@ -7,16 +7,10 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from seamless_verl.errors import GroupsFailedError, ScoresFailedError
+from seamless_verl.errors import GroupsFailedError
 
 MAX_FAILED_GROUPS = "seamless.gateway.max_failed_groups"
 UNSCORED = "reward"  # the kind of a session that failed for its score is no finite number
-MAX_UNSCORED_GROUPS = 16
-"""Groups in a row that are dropped, with sessions without a score among them, before the run ends.
-
-Counted by group, since a prompt without an answer costs all of its sessions. Where every other prompt has none, 16 in a
-row are one chance in 65,536. A reward function that never gives a number costs half of what `max_failed_groups` allows.
-"""
 SOON_S = 0.2  # a waiter that needs several groups learns of one that ended so long after it: it may have been dropped
 
 
@@ -95,11 +89,11 @@ class GroupNotifier:
 
 
 class ConsecutiveFailures:
-    """Counts the groups that failed since the last success, and those of them that lacked scores."""
+    """Counts the groups that failed since the last success."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
-        self.count = self.unscored = 0
+        self.count = 0
         self.last_error = ""
 
     def add(self, end: GroupEnd) -> None:
@@ -108,12 +102,9 @@ class ConsecutiveFailures:
         if end.deferred or (end.validation and error is None):
             return
         self.count = 0 if error is None else self.count + 1
-        self.unscored = 0 if error is None else self.unscored + (UNSCORED in end.kinds)
         self.last_error = error or self.last_error
 
     def check(self) -> None:
         """Raises an error when too many groups have failed without a success."""
         if self.count >= self.limit:
             raise GroupsFailedError(self.count, MAX_FAILED_GROUPS, self.last_error)
-        if self.unscored >= MAX_UNSCORED_GROUPS:
-            raise ScoresFailedError(self.unscored, self.last_error)

@@ -144,7 +144,7 @@ class _BodyReader:
         try:
             return score_of(value)
         except ValueError:
-            self._mistakes.append(ConfigError(name, value, "is no finite number", "Give one"))
+            self._mistakes.append(ConfigError(name, value, "is no finite number", "Give a finite number"))
             return 0.0
 
     def mapping(self, name: str) -> dict[str, Any]:

@@ -27,6 +27,7 @@ from vllm.reasoning import ReasoningParserManager
 from vllm.third_party import pynvml
 
 from seamless_verl.config.engine_kwargs import given
+from seamless_verl.errors import ConfigError
 from seamless_verl.platform.adaptation import rebound
 from seamless_verl.platform.nvml import UtilizationSampler, utilization_sampler
 from seamless_verl.replica.engine_source import AsyncLLMSource
@@ -47,6 +48,7 @@ PARTS = (WEIGHTS, KV_CACHE)  # tags of vLLM's sleep mode
 HTTP_PATHS = frozenset(("/health", "/metrics"))  # for a monitor, such as verl's `rollout.prometheus`
 UNKNOWN = -1  # the version of weights of which no load has ended
 LOOPBACK = "127.0.0.1"
+KV_STORES = ("kv_transfer_config", "kv_offloading_size")  # beside the engine's cache
 END_S = 10.0  # for an engine's processes to end by themselves
 PAST_THE_DATA_PLANE = (
     "a replica's server was called past the data plane, which records the weight version of each token. Generate with"
@@ -311,8 +313,11 @@ class SeamlessServer(vLLMHttpServer):  # type: ignore[misc]
     def _preprocess_engine_kwargs(self, engine_kwargs: dict[str, Any]) -> None:
         """Sets our scheduler unless the user set one; with theirs, calls that are cut within a grammar fail."""
         super()._preprocess_engine_kwargs(engine_kwargs)
-        if given(engine_kwargs, "scheduler_cls") is None:
+        if (own := given(engine_kwargs, "scheduler_cls")) is None:
             engine_kwargs["scheduler_cls"] = SCHEDULER_CLS
+        elif any(given(engine_kwargs, name) is not None for name in KV_STORES):
+            key, reason = "rollout.engine_kwargs.vllm.scheduler_cls", "would find KV of old weights in a store"
+            raise ConfigError(key, own, reason, f"Leave it out, or {' and '.join(KV_STORES)}")
         if plugin := given(engine_kwargs, "reasoning_parser_plugin"):
             ReasoningParserManager.import_reasoning_parser(plugin)
 

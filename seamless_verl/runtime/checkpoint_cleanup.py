@@ -159,6 +159,8 @@ def disk_failure(folder: Path, error: Exception) -> str | None:
     try:
         with TemporaryFile(dir=folder) as file:
             file.write(bytes(TRIED_BYTES))
+    except FileNotFoundError:  # on another machine, or removed: no fault of the disk
+        pass
     except OSError as found:
         return found.strerror or str(found)
     text = "".join(traceback.format_exception(error))

@@ -15,6 +15,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from select import PIPE_BUF
 from typing import IO, TextIO
 
 RUN_FILE = "SEAMLESS_RUN_FILE"  # names the file in which a run registers with its supervisor
@@ -37,8 +38,8 @@ def show_line(line: str) -> None:
     except (OSError, LookupError):  # there is none: the command is on another machine, or has ended
         _write(sys.stdout, f"{line}\n")
         return
-    with suppress(BlockingIOError), os.fdopen(pipe, "wb", buffering=0) as file:
-        file.write(f"{line}\n".encode())
+    with suppress(OSError), os.fdopen(pipe, "wb", buffering=0) as file:
+        file.write(line.encode()[: PIPE_BUF - 1] + b"\n")  # whole, or not at all
 
 
 @contextmanager

@@ -2,7 +2,7 @@
 
 Our trainer looks at the weights before it saves them, in its workers, and records that. A checkpoint of an earlier
 release, or of verl's own trainers, has no record: its safetensors files are read then, as fast as the disk reads.
-Weights in another format are known when they are loaded, where the workers look at them again.
+Weights in another format, or in a damaged file, are known when they are loaded, where the workers look at them again.
 """
 
 from __future__ import annotations
@@ -38,14 +38,20 @@ def weights_not_finite(checkpoint: Path) -> str | None:
 def _tensors_not_finite(file: Path) -> Iterator[str]:
     import numpy as np
 
+    whole = file.stat().st_size
     with file.open("rb") as stream:
         size = int.from_bytes(stream.read(8), "little")
-        header = json.loads(stream.read(size))
+        try:
+            header = json.loads(stream.read(min(size, whole)))
+        except ValueError:  # it is damaged
+            return
     for name, tensor in header.items():
         if tensor.get("dtype") not in EXPONENTS:  # also the entry of the file itself, __metadata__
             continue
         dtype, exponent = EXPONENTS[tensor["dtype"]]
         begin, end = (8 + size + offset for offset in tensor["data_offsets"])
+        if end > whole:
+            return
         bits = np.memmap(file, np.uint8, "r")[begin:end].view(dtype)
         if any(((bits[i : i + PIECE] & exponent) == exponent).any() for i in range(0, len(bits), PIECE)):
             yield name

@@ -4,11 +4,11 @@ verl's Megatron engine steps whatever the gradients are, and one NaN is in every
 together before the step: each gives whether its losses were finite, and the gradient norm, which Megatron reduces over
 its ranks. verl's other engines skip a step for its norm themselves. A step that is left out changes neither weights nor
 the optimizer's moments; verl clears the gradients before the next mini-batch. The learning rate's schedule counts
-updates, with steps or without. LIMIT steps left out one after another end the run, in the worker: that is before a
-commit, a save and a rotation of checkpoints.
+updates, with steps or without. LIMIT updates one after another without any step end the run, in the worker: that is
+before a commit, a save and a rotation of checkpoints.
 
 Owned state of each rank, of the model that it trains: whether its losses of the mini-batch were finite, and the rows
-whose loss was not; how many steps the update left out, and how many were left out in a row.
+whose loss was not; how many steps the update left out, whether it made one, and how many updates in a row made none.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ CAUSES = (
     *("values", "rollout_is_weights", "advantages", "returns"),
 )
 """Columns of a batch, each before those that are computed from it."""
+NORM = "gradient norm"
 OTHER, LOSS, LARGEST, NOTHING = (len(CAUSES) + i for i in range(4))
 Finding = tuple[int, float, str]
 """What is wrong with a sample: the smallest is the worst of all ranks."""
@@ -48,20 +49,28 @@ class FiniteUpdates:
         self.engine, self.model = worker.engine, model
         self.keys: list[str] = []  # of the update's rows, of all ranks
         self.finite, self.blamed = True, list[int]()  # the losses of the mini-batch; rows whose loss is not
-        self.left_out = ""  # what was not finite, where the mini-batch made no step
+        self.left_out = self.worst = ""  # what was not finite, where the mini-batch made no step; and in which sample
         self.skipped = self.in_a_row = 0
+        self.stepped = False
         worker.train_mini_batch = self._counting(worker.train_mini_batch)
         self.engine.train_batch = self._watching(self.engine.train_batch)
         self.engine.optimizer_step = self._finite_alone(self.engine.optimizer_step)
 
     def _counting(self, train_mini_batch: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        """The whole update; adds how many of its optimizer steps were left out to its metrics."""
+        """The whole update; adds how many of its optimizer steps were left out to its metrics.
+
+        Raises:
+            NotFiniteError: it is the last of LIMIT in a row without an optimizer step; on every rank.
+        """
 
         @wraps(train_mini_batch)
         def run(data: Any) -> Any:
-            self.keys, self.skipped = tu.pop(data, KEYS, default="").splitlines(), 0
+            self.keys, self.skipped, self.stepped = tu.pop(data, KEYS, default="").splitlines(), 0, False
             data[ROW] = torch.arange(len(data)) + self.engine.get_data_parallel_rank() * len(data)
             output = train_mini_batch(data)
+            self.in_a_row = 0 if self.stepped else self.in_a_row + 1
+            if self.in_a_row >= LIMIT:
+                raise NotFiniteError(f"{self.worst}. That was the update number {self.in_a_row} in a row", WAY_OUT)
             if output is not None:
                 tu.get(output, "metrics")[SKIPPED[self.model].removeprefix(f"{self.model}/")] = self.skipped
             return output
@@ -69,17 +78,14 @@ class FiniteUpdates:
         return run
 
     def _watching(self, train_batch: Callable[..., Any]) -> Callable[..., Any]:
-        """One mini-batch.
-
-        Raises:
-            NotFiniteError: it is the last of LIMIT in a row without an optimizer step; on every rank.
-        """
+        """A mini-batch with its optimizer step."""
 
         @wraps(train_batch)
         def run(data: Any, loss_function: Callable[..., Any]) -> Any:
             self.finite, self.blamed, self.left_out = True, [], ""
             output = train_batch(data, loss_function=self._checking(loss_function))
-            self.in_a_row = self.in_a_row + 1 if self.left_out else 0
+            searches = getattr(self.engine, "scaler", None) is not None  # fp16: overflows find the scale of the loss
+            self.stepped |= not self.left_out or (searches and self.left_out == NORM)
             if self.left_out:
                 self.skipped += 1
                 self._report(data)
@@ -111,7 +117,7 @@ class FiniteUpdates:
             megatron = hasattr(self.engine.optimizer, "step_with_ready_grads")
             norm = self._megatron_step(self.engine.optimizer, optimizer_step) if megatron else optimizer_step()
             if not math.isfinite(norm):
-                self.left_out = "gradient norm"
+                self.left_out = NORM
             return norm
 
         return run
@@ -119,10 +125,15 @@ class FiniteUpdates:
     @staticmethod
     def _megatron_step(optimizer: Any, optimizer_step: Callable[[], Any]) -> Any:
         """A step that changes nothing when the norm, which Megatron measures before it clips, is not finite."""
-        measure, step, norms = optimizer.get_grad_norm, optimizer.step_with_ready_grads, list[Any]()
+        measure, clip, step = optimizer.get_grad_norm, optimizer.clip_grad_norm, optimizer.step_with_ready_grads
+        norms = list[Any]()
 
         def measured() -> Any:
             norms.append(measure())
+            return norms[-1]
+
+        def clipped(limit: float) -> Any:  # by an optimizer that is not one of several
+            norms.append(clip(limit))
             return norms[-1]
 
         def step_if_finite() -> bool:
@@ -132,25 +143,22 @@ class FiniteUpdates:
             norms.append(math.nan)
             return True
 
-        optimizer.get_grad_norm, optimizer.step_with_ready_grads = measured, step_if_finite
+        optimizer.get_grad_norm, optimizer.clip_grad_norm = measured, clipped
+        optimizer.step_with_ready_grads = step_if_finite
         try:
             optimizer_step()
         finally:
-            del optimizer.get_grad_norm, optimizer.step_with_ready_grads
+            del optimizer.get_grad_norm, optimizer.clip_grad_norm, optimizer.step_with_ready_grads
         return norms[-1]
 
     def _report(self, data: Any) -> None:
         _, _, worst = min(gathered(min(self._findings(data))))
-        text = f"The {self.model} made no optimizer step, for its {self.left_out} is not finite. {worst}"
-        if self.in_a_row >= LIMIT:
-            raise NotFiniteError(f"{text}. That was the step number {self.in_a_row} in a row", WAY_OUT)
+        self.worst = f"The {self.model} made no optimizer step, for its {self.left_out} is not finite. {worst}"
         if torch.distributed.get_rank() == 0:
-            logger.warning(
-                "%s. The run ends after %d such steps in a row; this is number %d", text, LIMIT, self.in_a_row
-            )
+            logger.warning("%s. The run ends after %d updates in a row without a step", self.worst, LIMIT)
 
     def _findings(self, data: Any) -> Iterator[Finding]:
-        """Of this rank's mini-batch."""
+        """What is wrong with the samples of this rank's mini-batch."""
         rows = data[ROW].tolist()
         columns = {name: column for name, column in data.items() if is_float(column)}
         for name, column in columns.items():

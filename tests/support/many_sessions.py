@@ -137,7 +137,7 @@ class Run:
         await self.method("acknowledge")(session_id, kept, HandedNote(sample.uid, rewards={"reward": 0.5}))
 
     async def lease(self, sample: Sample) -> Any:
-        body = {"protocol": 1, "runner": "r", "agents": [sample.agent], "wait_s": 10.0}
+        body = {"protocol": 2, "runner": "r", "agents": [sample.agent], "wait_s": 10.0}
         return (await self.post("/runner/lease", body, self.found.runner_key))["lease"]
 
     async def end_lease(self, lease: Any, how: str, **body: Any) -> None:

@@ -91,7 +91,7 @@ class RunnerApi:
         )
 
     async def lease(self, runner: str = "r", *, agents: tuple[str, ...] = ("default",), wait_s: float = 10.0) -> Any:
-        body = {"protocol": 1, "runner": runner, "agents": list(agents), "wait_s": wait_s}
+        body = {"protocol": 2, "runner": runner, "agents": list(agents), "wait_s": wait_s}
         reply = await self.post("lease", body)
         assert reply.status_code == 200, reply.text
         return reply.json()["lease"]

@@ -99,7 +99,7 @@ class RunnersAndLoops:
         return self.loops[-1]
 
     def lease(self, lease_id: str = "") -> None:
-        body = {"protocol": 1, "runner": "r", "agents": ["a"], "wait_s": WAIT_S}
+        body = {"protocol": 2, "runner": "r", "agents": ["a"], "wait_s": WAIT_S}
         self._request("lease", body | ({"lease_id": lease_id} if lease_id else {}))
 
     def end(self, pick: int, how: str) -> None:

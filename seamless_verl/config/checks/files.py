@@ -285,7 +285,7 @@ def _room(settings: Settings, folder: str, place: Path) -> list[Problem]:
     free = shutil.disk_usage(place).free
     if free >= needed:
         return []
-    reason = f"has {gigabytes(free)} free, and a checkpoint takes about {gigabytes(needed)}"
+    reason = f"has {gigabytes(free)} free, and the actor's part of a checkpoint takes about {gigabytes(needed)}"
     return [Problem(FOLDER, folder, reason, f"Free the disk, or set {FOLDER} to a folder on another", warning=True)]
 
 

@@ -165,10 +165,10 @@ async def test_what_a_runner_may_not_do_is_answered_and_recorded(nano: Path, tmp
             assert words in reply.json()["error"]["message"]
             expected.append(code)
 
-        ask = {"protocol": 2, "runner": "r", "agents": ["default"]}
-        await refused("protocol_version", 400, "/runner/lease", ask, words="version 2, this run 1")
+        ask = {"protocol": 3, "runner": "r", "agents": ["default"]}
+        await refused("protocol_version", 400, "/runner/lease", ask, words="version 3, this run 2")
         await refused("malformed_request", 400, "/runner/lease", ask | {"agents": []}, words="$.agents")
-        await refused("malformed_request", 400, "/runner/lease", {"protocol": 1}, words="runner")
+        await refused("malformed_request", 400, "/runner/lease", {"protocol": 2}, words="runner")
         await refused("not_found", 404, "/runner/nothing", {})
         await refused("lease_unknown", 404, "/runner/leases/none/heartbeat", {})
         lease = await api.lease()
@@ -234,7 +234,7 @@ async def test_sessions_and_leases_are_bounded_together(nano: Path, tmp_path: Pa
         api = RunnerApi(plane)
         running = await submitted(plane, order(1), order(2))
         lease = await api.lease()
-        body = {"protocol": 1, "runner": "r", "agents": ["default"]}
+        body = {"protocol": 2, "runner": "r", "agents": ["default"]}
         busy = await api.post("lease", body)
         assert busy.status_code == 429 and busy.headers["retry-after"] == "1"
         async with AsyncClient(str(api.http.base_url), "the admin's") as client:

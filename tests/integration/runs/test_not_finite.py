@@ -67,7 +67,7 @@ def test_three_in_a_row_end_the_run_whose_last_checkpoint_resumes(nano: Path, tm
     job = Job(tmp_path, nano, SEAMLESS, {key.replace("__", "."): value for key, value in options.items()}, {}).start()
     assert job.process is not None and job.process.wait(420) == 1, job.log()[-4000:]
     assert "NotFiniteError: The actor made no optimizer step, for its gradient norm is not finite" in job.log()
-    assert "That was the step number 3 in a row" in job.log()
+    assert "That was the update number 3 in a row" in job.log()
     assert (tmp_path / "checkpoints" / "latest_checkpointed_iteration.txt").read_text() == "4"
     assert [folder.name for folder in (tmp_path / "checkpoints").glob("global_step_*")] == ["global_step_4"]
     steps = StepMetrics.beside(str(tmp_path / "checkpoints")).rows()

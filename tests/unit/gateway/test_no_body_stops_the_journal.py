@@ -68,7 +68,7 @@ OPENING = body_of(
 REWARD = body_of({"reward": 1}, {"reward": NUMBER, "name": TEXT, "other": VALUE})
 CLOSING = body_of({}, {"reason": TEXT})
 LEASING = body_of(
-    {"protocol": 1, "runner": "r", "agents": ["a"], "wait_s": 0},
+    {"protocol": 2, "runner": "r", "agents": ["a"], "wait_s": 0},
     {"runner": TEXT, "agents": some.just(["a", "b"]) | some.lists(TEXT)},
 )
 COMPLETION = body_of(

@@ -31,3 +31,13 @@ def test_what_a_run_looked_at_is_not_read_again(tmp_path: Path) -> None:
     record_finite(with_weights(tmp_path, "F32", BAD["F32"]))
     assert weights_not_finite(tmp_path) is None
     assert weights_not_finite(tmp_path / "missing") is None
+
+
+@pytest.mark.parametrize(
+    "kept", [0, 4, 20, -1], ids=["empty", "no header", "a part of the header", "a part of a tensor"]
+)
+def test_a_damaged_file_is_left_to_what_loads_it(tmp_path: Path, kept: int) -> None:
+    with_weights(tmp_path, "F32", BAD["F32"])
+    for file in tmp_path.rglob("*.safetensors"):
+        file.write_bytes(file.read_bytes()[:kept])
+    assert weights_not_finite(tmp_path) is None
