@@ -34,7 +34,7 @@ ROWS, BAD = len(LENGTHS), 1  # the row of a fault, the first of a micro-batch
 LARGE = 1e30  # its square is no number of float32
 
 
-def batch(fault: str, rank: int, per_rank: int) -> Any:
+def batch(fault: str, rank: int, per_rank: int, epochs: int = 1) -> Any:
     """This rank's rows, one of which has `fault` if it is a column's name."""
     torch.manual_seed(7)
     rows = range(rank * per_rank, (rank + 1) * per_rank)
@@ -60,6 +60,7 @@ def batch(fault: str, rank: int, per_rank: int) -> Any:
     numbers = update_numbers(CorrectionConfig(scale_lr=True), 1, update=0, updates=1)
     return tu.get_tensordict(nested, {
         "mini_batch_size": ROWS, "global_batch_size": ROWS, "temperature": 1.0, "seamless_keys": keys, UPDATE: numbers,
+        "epochs": epochs,
     })  # fmt: skip
 
 
@@ -114,7 +115,7 @@ def main() -> None:
     for fault in case["faults"]:
         before, faults.fault, error, metrics = state_of(worker), fault, "", {}
         try:
-            output = worker.train_mini_batch(batch(fault, dp_rank, ROWS // dp_size))
+            output = worker.train_mini_batch(batch(fault, dp_rank, ROWS // dp_size, case.get("epochs", 1)))
             metrics = tu.get(output, "metrics") if output is not None else {}
         except NotFiniteError as caught:
             error = str(caught)

@@ -11,6 +11,7 @@ from support.config import tiny_run
 
 from seamless_verl.config import SeamlessConfig
 from seamless_verl.data_plane.client import plane_settings
+from seamless_verl.errors import ConfigError
 from seamless_verl.gateway.server import rendering_config, serve_arguments
 from seamless_verl.platform.adaptation import plain_class
 from seamless_verl.replica import scheduler
@@ -73,3 +74,8 @@ def test_the_scheduler_is_of_the_kind_that_the_engine_would_have(
     config = SimpleNamespace(scheduler_config=SimpleNamespace(async_scheduling=is_async))
     made = scheduler.make_scheduler(vllm_config=config)
     assert isinstance(made, scheduler.GrammarScheduler) and isinstance(made, AsyncScheduler) is is_async
+
+
+def test_an_own_scheduler_beside_a_store_of_kv_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"scheduler_cls='mine.Scheduler': would find KV of old weights"):
+        prepared(scheduler_cls="mine.Scheduler", kv_offloading_size=1)

@@ -85,6 +85,13 @@ def test_what_was_left_out_left_nothing_behind(nano: Path, tmp_path: Path) -> No
     assert bad["updates"][-1] == good["updates"][-1] != good["updates"][0]
 
 
+def test_an_update_of_three_epochs_without_a_step_counts_once(nano: Path, tmp_path: Path) -> None:
+    faults = ["advantages", "advantages", "", "advantages", ""]
+    (rank,), _ = trained(tmp_path / "run", nano / "model", faults, world=1, epochs=3)
+    assert [update["moved"] for update in rank["updates"]] == [not fault for fault in faults]
+    assert [update["skipped"] for update in rank["updates"]] == [3 * bool(fault) for fault in faults]
+
+
 def test_without_the_guard_one_number_is_in_every_weight(nano: Path, tmp_path: Path) -> None:
     (rank,), _ = trained(tmp_path / "run", nano / "model", ["", "advantages"], world=1, guarded=False)
     assert [update["finite"] for update in rank["updates"]] == [True, False], "the tests above could not fail"

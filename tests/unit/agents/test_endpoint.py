@@ -7,7 +7,7 @@ import pickle
 
 import pytest
 
-from seamless_verl.agents.endpoint import Endpoint, environment
+from seamless_verl.agents.endpoint import Endpoint, around_proxy, environment
 from seamless_verl.agents.outcome import AgentOutcome, AgentStatus, reward_of
 from seamless_verl.errors import ConfigError
 
@@ -61,3 +61,10 @@ def test_what_is_no_reward_is_refused(value: object) -> None:
 def test_an_outcome_pickles() -> None:
     outcome = AgentOutcome(AgentStatus.FINISHED, 1.0, 0, "out", 0.5, {"a": 1})
     assert pickle.loads(pickle.dumps(outcome)) == outcome
+
+
+def test_what_either_name_of_the_variable_excepts_stays_excepted() -> None:
+    endpoint = Endpoint("http://10.0.0.7:8000", "s", "key")
+    environ = {"http_proxy": "http://proxy:3128", "no_proxy": "a, b", "NO_PROXY": "b,c"}
+    assert around_proxy(endpoint, environ) == dict.fromkeys(("no_proxy", "NO_PROXY"), "a,b,c,10.0.0.7")
+    assert around_proxy(endpoint, {**environ, "NO_PROXY": "c, 10.0.0.7"}) == {}
