@@ -25,6 +25,7 @@ from seamless_verl.config.planning import plan_of
 
 MATH, SWE = RECIPES / "math_grpo_8b", RECIPES / "swe_agent_32b"
 OF_THIS_MACHINE = ("platform", "vllm", "actor_rollout_ref.actor.megatron.vanilla_mbridge")  # what it has not installed
+ROOM = " free, and the actor's part of a checkpoint takes "  # on the disk of this machine
 SEARCH = "hydra.searchpath=[pkg://seamless_verl.config]"
 
 
@@ -61,7 +62,10 @@ def test_a_config_passes(
     for name in ("train", "val"):
         parquet.write_table(pa.Table.from_pylist(row_of(recipe)), surroundings / f"{name}.parquet")
     settings = settings_of(config)
-    assert [str(p) for p in find_problems(settings) if p.key not in OF_THIS_MACHINE] == []
+    found = [
+        p for p in find_problems(settings) if p.key not in OF_THIS_MACHINE and not (p.warning and ROOM in p.reason)
+    ]
+    assert [str(p) for p in found] == []
     plan = plan_of(settings)
     assert plan.layout.value == "multiplexed" and len(plan.devices) == devices and not plan.unused
     assert "resident" in str(adopt_handover(config)) or recipe is SWE
