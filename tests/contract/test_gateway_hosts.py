@@ -17,6 +17,7 @@ ONLINE = {
     "0.24": "vllm.entrypoints.serve.render.serving:OpenAIServingRender.",
     "0.29": "vllm.renderers.online_renderer:OnlineRenderer.",
 }[VLLM]
+HTTP = "uvicorn.protocols.http.httptools_impl:HttpToolsProtocol."
 CLI = {"0.24": "vllm.entrypoints.openai.cli_args:", "0.29": "vllm.entrypoints.launchers.cli_args:"}[VLLM]
 HANDLERS = "vllm.entrypoints.serve.utils.server_utils:"
 RENDERER = "vllm.renderers.base:BaseRenderer."
@@ -82,6 +83,9 @@ PARAMETERS = {
     "fastapi:FastAPI.build_middleware_stack": "self",
     "fastapi._compat:ModelField.validate": "self value values * loc",
     "uvicorn:Server.startup": "self sockets",
+    HTTP + "connection_made": "self transport",  # replaced
+    HTTP + "data_received": "self data",  # replaced
+    HTTP + "timeout_keep_alive_handler": "self",
     "uvicorn:Server.capture_signals": "self",
 }
 HANDLER_NAMES = (
