@@ -60,7 +60,7 @@ def test_a_save_that_does_not_end_leaves_the_one_before(
     trainer.commit, trainer.saved, trainer.trainer_mode = SimpleNamespace(wait=lambda: None), [], "seamless"
     trainer.train_dataloader, trainer.report = SimpleNamespace(state_dict=dict), StepReport()
     trainer.checkpoint_callback = SimpleNamespace(on_save=lambda **_: None)
-    for name in ("enter_stage", "_record_groups", "_save_own_state", "_refuse_not_finite"):
+    for name in ("enter_stage", "_record_groups", "_save_own_state", "_refuse_not_finite", "_log_what_is_known"):
         monkeypatch.setattr(trainer, name, lambda *_: None, raising=False)
     saves = []
 
