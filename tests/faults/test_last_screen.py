@@ -30,6 +30,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.long]
 SCREENS = Path(__file__).with_name("last_screens.txt")
 LINES = 20
 BEGINNINGS = ("The run failed; ", "Removed ", "A part of ", "An incomplete ", ENDED_EARLY)  # of the supervisor's lines
+SAVING = "the run ended while it was written"  # a checkpoint: there is such a line where a signal comes within a save
 Act = Callable[[Job], None]
 
 
@@ -132,7 +133,8 @@ def screen(job: Job, code: int) -> str:
     """The supervisor's lines among the last ones, without what differs from run to run."""
     last = job.log().splitlines()[-LINES:]
     begin = next(number for number, line in enumerate(last) if line.startswith(BEGINNINGS))
-    text = "\n".join([f"exit code {code}", *last[begin:]])
+    last = [line for line in last[begin:] if not line.endswith(SAVING)]
+    text = "\n".join([f"exit code {code}", *last])
     for path, name in ((job.folder, "RUN"), (ROOT, "ROOT"), (Path(os.__file__).parent, "PYTHON")):
         text = text.replace(str(path), name)
     text = re.sub(r"\S*/site-packages", "PACKAGES", text)
