@@ -132,9 +132,8 @@ class SessionAgentLoop(AgentLoopBase, ABC):  # type: ignore[misc]
                 reason = f"session {session_id} of prompt {kwargs['uid']} left nothing to train"
                 raise AgentFailedError(f"{reason}: {session.untrained}; {describe(outcome)}", UNTRAINABLE)
         except AgentFailedError as error:
-            timed_out = outcome.status is AgentStatus.TIMED_OUT
-            dropped = DropReason.TIMED_OUT if timed_out else DropReason.SESSION
-            dropped = DropReason.REWARD if error.kind == UNSCORED else dropped
+            reasons = {AgentStatus.TIMED_OUT: DropReason.TIMED_OUT, AgentStatus.INVALID_REWARD: DropReason.REWARD}
+            dropped = reasons.get(outcome.status, DropReason.SESSION)
             note = HandedNote(str(kwargs["uid"]), shorten(error), dropped=dropped)
             await await_reply(plane.acknowledge.remote(session_id, False, note))
             raise
@@ -180,11 +179,11 @@ class SessionAgentLoop(AgentLoopBase, ABC):  # type: ignore[misc]
         """The reward that the agent returned, or that was posted; None leaves it to verl's reward manager."""
         if outcome.status is AgentStatus.FINISHED:
             return outcome.reward if outcome.reward is not None else session.rewards.get("reward")
-        if outcome.status is AgentStatus.INVALID_REWARD and self.confirmed:
-            return math.nan  # which our worker neither trains nor takes for a zero
-        timed_out, reward = outcome.status is AgentStatus.TIMED_OUT, self.settings.failure_reward
         if outcome.status is AgentStatus.INVALID_REWARD:
+            if self.confirmed:
+                return math.nan  # which our worker neither trains nor takes for a zero
             raise AgentFailedError(self.why_failed(outcome), UNSCORED)
+        timed_out, reward = outcome.status is AgentStatus.TIMED_OUT, self.settings.failure_reward
         if self.settings.on_timeout == "drop" if timed_out else reward is None:
             raise AgentFailedError(describe(outcome), str(outcome.status))
         if timed_out:

@@ -46,8 +46,8 @@ from seamless_verl.agent_loops.rows import (
 from seamless_verl.agent_loops.scoring import raised_by, reward_workers, scorer_of, with_arrays
 from seamless_verl.agent_loops.unkept_timings import keep_no_timings
 from seamless_verl.agents.outcome import AgentStatus
-from seamless_verl.config.checks.files import RESERVED_COLUMNS
 from seamless_verl.config.schema import SeamlessConfig
+from seamless_verl.config.verl_keys import RESERVED_COLUMNS
 from seamless_verl.data_plane.client import PLANE, await_reply
 from seamless_verl.data_plane.group_notifier import UNSCORED
 from seamless_verl.data_plane.waits import group_name

@@ -1,4 +1,4 @@
-"""The keys of verl's config for each of its training engines, as verl itself keeps them beside the config's parts."""
+"""The names that are verl's: config keys of each training engine, as its own files have them, and columns of rows."""
 
 from __future__ import annotations
 
@@ -13,6 +13,22 @@ from seamless_verl.config.composing import verl_config_dir
 
 ENGINE = "model_engine"
 DEFAULT_ENGINE = "dp"  # verl's own default, FSDP, whose file has no engine in its name
+RESERVED_COLUMNS = frozenset(
+    (
+        # of each row that is trained
+        *("prompts", "responses", "response_mask", "input_ids", "attention_mask", "position_ids", "loss_mask"),
+        *("rollout_log_probs", "routed_experts", "rm_scores", "multi_modal_inputs", "num_turns", "metrics"),
+        *("extra_fields", "mm_processor_kwargs", "mm_processor_output", "teacher_ids", "teacher_logprobs"),
+        *("weight_version", "grammar"),
+        # which the trainer adds
+        *("old_log_probs", "ref_log_prob", "log_probs", "entropy", "values", "advantages", "returns"),
+        *("token_level_scores", "token_level_rewards", "rollout_is_weights"),
+        # arguments of agent loops, beside which they get the columns of a prompt
+        *("self", "sampling_params", "session_id", "trajectory", "trace", "output", "validate"),
+    )
+)
+"""Columns that the run computes, by the names that verl and this package give them. Data has none of these names: where
+no footer says so, an agent loop worker leaves them out."""
 
 
 @cache

@@ -203,9 +203,8 @@ class EarlierSessions:
             del self.candidates[uid, sample]
             await self._begin_again(session, BegunAgain.OLDER_WEIGHTS)
             return None
-        stored = await asyncio.to_thread(self.journal.read, session.session_id)
-        self.taken[session.session_id] = session
-        return stored
+        self.taken[session.session_id] = session  # before the read, so that nothing ends it meanwhile
+        return await asyncio.to_thread(self.journal.read, session.session_id)
 
     def waits(self, session_id: str) -> bool:
         """Whether it is of an earlier start, and may be taken up, and was not."""

@@ -151,9 +151,10 @@ class OutsideEvent:
 
 BEGUN = "begun"
 RUN = "run"
-LEASED = "leased"
 """The kinds of the events of a run's starts: its runner tasks began anew, and it went on from the weights of a version.
-What a restarted data plane needs; there is one of each a start. And of the begin of a lease, with its `session`."""
+What a restarted data plane needs; there is one of each a start."""
+LEASED = "leased"
+"""The kind of the event with which a lease begins; its detail names the lease's `session`."""
 UNDONE = "undone"
 """The kind of an event whose subject is a session: it was handed over, but what had its tokens is gone, as after a stop
 of the whole run. Readers count it as dropped, for the `reason` of the event."""

@@ -159,9 +159,9 @@ class AsyncLLMSource:
 
     async def _send(self, request: EngineRequest) -> RequestOutputCollector:
         """Gives the engine a request; raises ValueError or VLLMClientError where it refuses it."""
-        prompt = TokensPrompt(prompt_token_ids=request.prompt_ids.tolist())
-        if request.media:
-            prompt = TokensPrompt(prompt_token_ids=self.collapsed(request.prompt_ids.tolist()))
+        ids = request.prompt_ids.tolist()
+        prompt = TokensPrompt(prompt_token_ids=self.collapsed(ids) if request.media else ids)
+        if request.media:  # pickled by an agent loop of this run: who has the connection's token
             prompt.update(pickle.loads(request.media))
         if self.keep_kv:
             prompt["cache_salt"] = self.salts.salt(request.conversation, self.version)

@@ -10,7 +10,7 @@ import pytest
 from support.hosts import attributes, found, listed, parameters, signature
 
 from seamless_verl.agent_loops.rows import GREEDY_UNLESS, SAMPLES
-from seamless_verl.config.checks.files import RESERVED_COLUMNS
+from seamless_verl.config.verl_keys import RESERVED_COLUMNS
 from seamless_verl.platform.adaptation import plain_class
 from seamless_verl.trainer.balanced_rows import partitions
 

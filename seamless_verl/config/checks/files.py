@@ -23,7 +23,7 @@ from seamless_verl.config.checks.paths import existing_folder, lock_error, looki
 from seamless_verl.config.checks.roles import brings_code, joins_cluster, trains_adapter
 from seamless_verl.config.checks.settings import AbsentError, Problem, Settings, check
 from seamless_verl.config.checks.sources import check_dotted, check_name
-from seamless_verl.config.verl_keys import ENGINE
+from seamless_verl.config.verl_keys import ENGINE, RESERVED_COLUMNS
 from seamless_verl.errors import ConfigError
 from seamless_verl.resources.memory_fit import gigabytes
 from seamless_verl.resources.model_facts import ModelFacts
@@ -34,22 +34,6 @@ from seamless_verl.runtime.locks import is_locked, lock_file
 
 FILE_KEYS = ("data.train_files", "data.val_files")
 SUFFIXES = (".parquet", ".json", ".jsonl")
-RESERVED_COLUMNS = frozenset(
-    (
-        # of each row that is trained
-        *("prompts", "responses", "response_mask", "input_ids", "attention_mask", "position_ids", "loss_mask"),
-        *("rollout_log_probs", "routed_experts", "rm_scores", "multi_modal_inputs", "num_turns", "metrics"),
-        *("extra_fields", "mm_processor_kwargs", "mm_processor_output", "teacher_ids", "teacher_logprobs"),
-        *("weight_version", "grammar"),
-        # which the trainer adds
-        *("old_log_probs", "ref_log_prob", "log_probs", "entropy", "values", "advantages", "returns"),
-        *("token_level_scores", "token_level_rewards", "rollout_is_weights"),
-        # arguments of agent loops, beside which they get the columns of a prompt
-        *("self", "sampling_params", "session_id", "trajectory", "trace", "output", "validate"),
-    )
-)
-"""Columns that the run computes, by the names that verl and this package give them. Data has none of these names: where
-no footer says so, an agent loop worker leaves them out."""
 
 
 @dataclass(frozen=True)
@@ -228,11 +212,7 @@ IN_USE = "another run writes there now"
 ENGINES = {"fsdp": "FSDP", "fsdp2": "FSDP", "megatron": "Megatron"}  # of a strategy, as checkpoints tell them apart
 NAMES = {"FSDP": "dp", "Megatron": "megatron"}
 LOADED = ("model", "optimizer", "extra")
-SAVED_BYTES = {
-    "model": 2,
-    "hf_model": 2,
-    "optimizer": 12,
-}  # of a parameter: bf16; and in fp32 its value and two moments
+SAVED_BYTES = {"model": 2, "hf_model": 2, "optimizer": 12}  # of a parameter: bf16; in fp32 its value and two moments
 ELSEWHERE = f"{FOLDER} to another folder, or {MODE}=disable"
 NOT_FINITE = "has weights that are not finite numbers, in"
 USE_ANOTHER = f"Wait for it or stop it, or set {FOLDER} to another folder"
@@ -332,14 +312,8 @@ def _newest(settings: Settings) -> list[Problem]:
         if not (newest / "actor").is_dir():
             return [_without_actor(folder, newest)]
         if (weights := weights_not_finite(newest)) is not None:
-            return [
-                Problem(
-                    FOLDER,
-                    folder,
-                    f"its newest checkpoint, from which the run would resume, {NOT_FINITE} {weights}",
-                    RESUME_ANOTHER,
-                )
-            ]
+            reason = f"its newest checkpoint, from which the run would resume, {NOT_FINITE} {weights}"
+            return [Problem(FOLDER, folder, reason, RESUME_ANOTHER)]
         engine = _engine_of(newest / "actor")
     strategy = settings.text("actor_rollout_ref.actor.strategy", "")
     loads = settings.get("actor_rollout_ref.actor.checkpoint.load_contents", LOADED)

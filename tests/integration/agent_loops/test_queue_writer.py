@@ -21,8 +21,8 @@ from seamless_verl.agent_loops.queue_writer import QueueWriter
 from seamless_verl.agent_loops.rows import FIRST, PROMPT, SAMPLES, Row, SessionOutputs
 from seamless_verl.agent_loops.scoring import with_arrays
 from seamless_verl.agent_loops.worker import SeamlessAgentLoopWorker, loop_factory
-from seamless_verl.config.checks.files import RESERVED_COLUMNS
 from seamless_verl.config.schema import SeamlessConfig
+from seamless_verl.config.verl_keys import RESERVED_COLUMNS
 from seamless_verl.data_plane.group_notifier import ConsecutiveFailures, GroupCounts
 from seamless_verl.errors import GroupsFailedError
 from seamless_verl.platform.adaptation import plain_class
