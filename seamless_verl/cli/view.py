@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import secrets
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 from seamless_verl.cli.commands import COMMANDS
@@ -51,4 +52,5 @@ def show_run(args: argparse.Namespace) -> None:
         token = secrets.token_urlsafe(16)
         write(f"{folder}\n{address_of(listening, token)}")
         sys.stdout.flush()
-        serve(run, listening, token)
+        with suppress(KeyboardInterrupt):  # which is how it is ended
+            serve(run, listening, token)

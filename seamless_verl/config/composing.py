@@ -159,7 +159,10 @@ def _missing_config(error: MissingConfigException) -> ConfigError:
 
 def _named_override(text: str, arguments: Sequence[str]) -> str | None:
     """The override that a message names: the longest one, by its key between quotes or as the message's subject."""
-    overrides = [arg for arg in arguments if re.match(r"[+~]*[\w@./:-]+(=|$)", arg) and not arg.startswith("-")]
+    # only a deletion has no value; another word is that of an option, such as a config's name
+    overrides = [
+        arg for arg in arguments if re.match(r"[+~]*[\w@./:-]+=|~[\w@./:-]+$", arg) and not arg.startswith("-")
+    ]
     named = [arg for arg in overrides if re.search(rf"(?<![\w.]){re.escape(_split(arg)[0])}(?![\w.])", text)]
     return max(named, key=lambda arg: len(_split(arg)[0]), default=None)
 

@@ -18,6 +18,7 @@ from seamless_verl.runtime.response_tokens import response_tokens
 from seamless_verl.runtime.validation_reward import validation_reward
 
 REWARD, SECONDS, CHECKPOINT = "critic/score/mean", "perf/time_per_step", "timing_s/save_checkpoint"
+FAILED, UNSCORED = "sessions/failed", "seamless/validation/unscored"
 IDLE, STALENESS = "seamless/device/idle_share", "training/off_policy/trajectory_staleness_worst/max"
 AHEAD, LOST = "seamless/ahead", "seamless/ahead/lost_share"
 WAITS = {
@@ -40,7 +41,8 @@ def step_line(step: int, total: int, metrics: Mapping[str, float]) -> str:
         parts.append(f"reward {reward:.3f}")
     validation, _ = validation_reward(metrics)
     if validation is not None:
-        parts.append(f"validation {validation:.3f}")
+        without = f" ({unscored:.0f} samples without a score)" if (unscored := metrics.get(UNSCORED)) else ""
+        parts.append(f"validation {validation:.3f}{without}")
     if seconds:
         tokens, measured = response_tokens(metrics), seconds - metrics.get(CHECKPOINT, 0.0)
         parts += [f"{tokens / measured:,.0f} tokens/s"] if tokens and measured > 0 else []
@@ -49,6 +51,8 @@ def step_line(step: int, total: int, metrics: Mapping[str, float]) -> str:
         parts.append(f"idle {idle:.0%}")
     if (staleness := metrics.get(STALENESS)) is not None:
         parts.append(f"staleness {staleness:.0f}")
+    if failed := metrics.get(FAILED):
+        parts.append(f"{failed:.0f} sessions failed so far")
     return "  ".join([*parts, *chosen_ahead(metrics), *longest_wait(metrics)])
 
 

@@ -58,6 +58,7 @@ def untouched_environment() -> Iterator[None]:
         ("trainer.nnode=1", "trainer.nnode='1': is not a known key", "Did you mean trainer.nnodes?"),
         ("trainer.max_prompt_length=3", "is not a known key", "Did you mean data.max_prompt_length?"),
         ("trainer.nosuchthing=1", "is not a known key. A new key", "added as +trainer.nosuchthing=1"),
+        ("foo=1", "foo='1': is not a known key. A new key", "added as +foo=1"),
         ("seamless.layuot=auto", "is not a known key", "Did you mean seamless.layout?"),
         ("platfrom=cpu", "platfrom='cpu': is not a known key", "Did you mean platform?"),
         (

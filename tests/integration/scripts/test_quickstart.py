@@ -77,3 +77,8 @@ def test_a_folder_of_the_users_is_taken_from_where_the_command_is_given(checkout
     assert done.returncode == 2 and "seamless.max_staleness=-1" in done.stdout, done.stderr
     assert (here / "mine" / "log.txt").read_text() == "the last run's"
     assert not (checkout / "mine").exists() and str(here / "mine" / "log.txt") in done.stderr
+
+
+def test_a_folder_that_takes_no_file_is_refused_with_the_way_out(checkout: Path) -> None:
+    done = quickstart(checkout, DATA="/sys")  # also for root
+    assert done.returncode == 2 and "DATA=/sys: nothing can be written there. Set DATA to a folder" in done.stderr

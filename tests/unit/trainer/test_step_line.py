@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from seamless_verl.trainer.step_line import CHECKPOINT, WAITS, chosen_ahead, longest_wait, step_line
+from seamless_verl.trainer.step_line import CHECKPOINT, FAILED, UNSCORED, WAITS, chosen_ahead, longest_wait, step_line
 
 STEP = {
     "critic/score/mean": 0.2314,
@@ -56,3 +56,8 @@ def test_the_longest_wait_is_named(name: str) -> None:
 
 def test_a_step_that_hardly_waited_names_no_wait() -> None:
     assert longest_wait({"timing_s/gen": 0.04}) == []
+
+
+def test_what_was_left_out_is_said_beside_the_figures_that_lack_it() -> None:
+    line = step_line(4, 4, {"val-core/x/reward/mean@1": 0.5, UNSCORED: 64.0, FAILED: 512.0})
+    assert line == "step:4 of 4  validation 0.500 (64 samples without a score)  512 sessions failed so far"
