@@ -7,6 +7,7 @@ import os
 from collections.abc import Mapping
 from itertools import islice
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -39,6 +40,7 @@ class Server(SeamlessServer):
         self.config = RolloutConfig(name="vllm", checkpoint_engine=bucket, free_cache_engine=True)
         self.rollout_mode, self.updating = RolloutMode.HYBRID, asyncio.Lock()
         self.defects = list[str]()
+        self.model_config = SimpleNamespace(processor=None)  # text only, as verl's has it for such a model
 
     async def launch(self) -> int:
         """Its process id, with the engine up."""
