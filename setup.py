@@ -33,7 +33,7 @@ setup(
     package_data={
         "seamless_verl": [
             *("py.typed", "config/*.yaml", "config/platform/*.yaml", "tiny/*.jinja"),
-            *("view/assets/*", "view/assets/vendor/*/*"),
+            *("tools/view/assets/*", "tools/view/assets/vendor/*/*"),
         ]
     },
     install_requires=["verl>=0.9.1", "msgspec>=0.18", "httpx>=0.27"],

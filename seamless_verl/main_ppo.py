@@ -37,7 +37,7 @@ from seamless_verl.runtime.checkpoint_cleanup import refreshing_marker
 from seamless_verl.runtime.console import RUN_FILE, lines_shown, say
 from seamless_verl.runtime.last_screen import keep_cause, last_screen
 from seamless_verl.runtime.supervisor import set_log_folder, supervise
-from seamless_verl.view.process import viewing
+from seamless_verl.runtime.view_process import viewing
 
 SUPERVISED = "SEAMLESS_SUPERVISED"
 TASK_RECORDS = (

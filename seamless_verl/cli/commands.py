@@ -1,4 +1,4 @@
-"""The commands of `seamless-verl`, each with its line in the help; a command's module has its name.
+"""The commands of `seamless-verl`: what each is, in a line, and its module.
 
 A module is imported when its command is run: a runner's machine has few packages.
 """
@@ -15,3 +15,12 @@ COMMANDS = {
     "view": "show a run on a page: devices over time, metrics, sessions with every token",
     "runner": "run agents on tasks of a run that uses RunnerAgentLoop",
 }
+TOOLS = "seamless_verl.tools"
+MODULES = {name: f"seamless_verl.cli.{name}" for name in COMMANDS} | {
+    "calibrate": f"{TOOLS}.simulator.calibrate_command",
+    "compare": f"{TOOLS}.compare.command",
+    "doctor": f"{TOOLS}.doctor.command",
+    "view": f"{TOOLS}.view.command",
+}
+OPTIMIZE = f"{TOOLS}.simulator.optimize_command"
+"""What `plan --optimize` runs."""

@@ -14,7 +14,7 @@ from importlib import import_module
 from typing import Any, NoReturn
 
 from seamless_verl.cli import check
-from seamless_verl.cli.commands import COMMANDS
+from seamless_verl.cli.commands import COMMANDS, MODULES
 from seamless_verl.errors import ConfigError, JournalError, OutsideApiError
 
 PROG = "seamless-verl"
@@ -62,7 +62,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def module_of(command: str) -> Any:
-    return import_module(f"seamless_verl.cli.{command}")
+    return import_module(MODULES[command])
 
 
 def make_parser(command: str | None = None) -> argparse.ArgumentParser:

@@ -8,10 +8,11 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
-from seamless_verl.cli.commands import COMMANDS
+from seamless_verl.cli.commands import COMMANDS, OPTIMIZE
 from seamless_verl.cli.text import format_count, write
 from seamless_verl.errors import ConfigError, refuse
 from seamless_verl.resources.memory_fit import gigabytes, sizes
@@ -81,9 +82,7 @@ def show_plan(args: argparse.Namespace) -> None:
     correction = adopt(config, args.overrides)
     settings = Settings.of(config, devices=devices, accelerator=not cpu)
     if args.optimize:
-        from seamless_verl.cli.optimize import optimize
-
-        write(optimize(args, settings))
+        write(import_module(OPTIMIZE).optimize(args, settings))
         return
     unmade = replace(settings, unmade=True)
     warnings, plan = preflight_of_plan(settings, elsewhere=not cpu and on_cpu()), plan_of(unmade)

@@ -18,11 +18,11 @@ from verl.utils.import_utils import load_extern_object as load_extern
 from verl.utils.tracking import FileLogger
 from verl.workers.rollout.replica import TokenOutput
 
-from seamless_verl.bench.training.figures import read_samples
-from seamless_verl.bench.training.loop import ForcedLengthLoop
-from seamless_verl.bench.training.workloads import WORKLOADS
-from seamless_verl.compare import polls
 from seamless_verl.tiny import make_tokenizer
+from seamless_verl.tools.bench.training.figures import read_samples
+from seamless_verl.tools.bench.training.loop import ForcedLengthLoop
+from seamless_verl.tools.bench.training.workloads import WORKLOADS
+from seamless_verl.tools.compare import polls
 
 W3 = WORKLOADS["w3"]
 

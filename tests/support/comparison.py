@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from seamless_verl.compare.comparison import ArmFacts, Comparison
-from seamless_verl.compare.differences import Difference
-from seamless_verl.compare.figures import StepSize, run_figures, step_figures
-from seamless_verl.compare.lengths import length_bias
-from seamless_verl.compare.outcome import Run, RunState
 from seamless_verl.runtime.sample_lengths import RecordedLengths
+from seamless_verl.tools.compare.comparison import ArmFacts, Comparison
+from seamless_verl.tools.compare.differences import Difference
+from seamless_verl.tools.compare.figures import StepSize, run_figures, step_figures
+from seamless_verl.tools.compare.lengths import length_bias
+from seamless_verl.tools.compare.outcome import Run, RunState
 
 SIZE = StepSize(samples=128, group=8, updates=4)
 SKIP = 2

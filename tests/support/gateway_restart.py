@@ -20,7 +20,7 @@ from seamless_verl.journal import SqliteJournal, StoredCall
 from seamless_verl.rollout.call import Calls
 from seamless_verl.rollout.fleet import Fleet
 from seamless_verl.rollout.routing import PrefixAffinity
-from seamless_verl.testing.stub_engine import StubEngine, stub_tokens
+from seamless_verl.tools.bench.stub_engine import StubEngine, stub_tokens
 
 ADMIN_KEY = "the admin's"
 ADMIN = {"authorization": f"Bearer {ADMIN_KEY}"}

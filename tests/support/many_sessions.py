@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
-from seamless_verl.bench.gateway.load import BadReplyError, BenchConnection, http_request
 from seamless_verl.client import AdminFile
 from seamless_verl.data_plane.earlier_sessions import AgentResult
 from seamless_verl.data_plane.finished_sessions import HandedNote
@@ -17,6 +16,7 @@ from seamless_verl.data_plane.group_notifier import GroupEnd
 from seamless_verl.data_plane.lease_book import LeaseTerms
 from seamless_verl.data_plane.tasks import TaskOrder
 from seamless_verl.journal import GroupDecided, GroupOutcome
+from seamless_verl.tools.bench.gateway.load import BadReplyError, BenchConnection, http_request
 
 AGENTS = 16  # at once
 STEP = 128  # sessions of a training step

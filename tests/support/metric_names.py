@@ -19,7 +19,7 @@ PAGE = DOCS / "metrics.md"
 VERLS = "verl's own that matter here"
 PACKAGE = ROOT / "seamless_verl"
 READERS = (
-    *("bench", "cli", "compare", "doctor", "simulator", "testing", "tiny", "view"),
+    *("cli", "tiny", "tools"),
     *("runtime/response_tokens.py", "trainer/step_line.py"),
 )
 """What reads metrics, or has nothing to do with them."""

@@ -12,7 +12,7 @@ from seamless_verl.rollout.call import Call, Calls
 from seamless_verl.rollout.engine import Engine
 from seamless_verl.rollout.fleet import Fleet
 from seamless_verl.rollout.routing import PrefixAffinity, RoutingPolicy
-from seamless_verl.testing.stub_engine import StubEngine, stub_logprob, stub_tokens
+from seamless_verl.tools.bench.stub_engine import StubEngine, stub_logprob, stub_tokens
 from seamless_verl.trajectory.records import Finish, TokenChunk, tokens
 from seamless_verl.transport import EngineServer, RemoteEngine, serve_engine
 

@@ -15,7 +15,7 @@ from seamless_verl.data_plane.finished_sessions import FinishedSession
 from seamless_verl.data_plane.lease_book import LeaseTerms
 from seamless_verl.data_plane.settings import PlaneSettings, SessionSettings
 from seamless_verl.data_plane.tasks import TaskOrder, TaskResult
-from seamless_verl.testing.stub_engine import StubEngine
+from seamless_verl.tools.bench.stub_engine import StubEngine
 from support.local_plane import LocalDataPlane
 
 OPTIONS = ("--served-model-name", "policy")

@@ -15,7 +15,7 @@ from seamless_verl.data_plane.settings import SessionSettings
 from seamless_verl.rollout.call import Calls
 from seamless_verl.rollout.fleet import Fleet
 from seamless_verl.rollout.routing import PrefixAffinity
-from seamless_verl.testing.stub_engine import StubEngine
+from seamless_verl.tools.bench.stub_engine import StubEngine
 
 BODY: dict[str, Any] = {"model": "policy", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 9}
 FAILURES: list[BaseException] = []

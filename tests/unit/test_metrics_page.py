@@ -19,11 +19,11 @@ from seamless_verl.rollout.restarts import LossReason, RestartStage
 from seamless_verl.rollout.routing import PrefixAffinity
 from seamless_verl.runtime.response_tokens import PROMPT, RESPONSE, TOKENS
 from seamless_verl.runtime.waits import WaitKind
+from seamless_verl.tools.view.metrics import CHARTS
 from seamless_verl.trainer.run_waits import SETTINGS
 from seamless_verl.trainer.step_line import IDLE, REWARD, SECONDS, STALENESS, WAITS
 from seamless_verl.trajectory.account import DropReason
 from seamless_verl.trajectory.records import Finish
-from seamless_verl.view.metrics import CHARTS
 from seamless_verl.weights.commit_times import CommitTimes
 
 NO_METRICS = {"application/json", "ray/session_2*/logs", "seamless/device"}

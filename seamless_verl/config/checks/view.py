@@ -1,6 +1,6 @@
 """Checks of the live view: the trainer mode it is for, and its address.
 
-Sources: seamless_verl/view/process.py, seamless_verl/runtime/run_description.py.
+Sources: seamless_verl/runtime/view_process.py, seamless_verl/runtime/run_description.py.
 """
 
 from __future__ import annotations

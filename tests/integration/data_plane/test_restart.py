@@ -20,7 +20,7 @@ from seamless_verl.data_plane.finished_sessions import FinishedSession
 from seamless_verl.data_plane.group_notifier import GroupEnd
 from seamless_verl.errors import GroupsFailedError, JournalOrderError, ReplicaLostError
 from seamless_verl.journal import JournalReader, Stage
-from seamless_verl.testing.stub_engine import stub_tokens
+from seamless_verl.tools.bench.stub_engine import stub_tokens
 
 pytestmark = [pytest.mark.integration, pytest.mark.long]
 AGENTS, TURNS, LENGTH = 6, 3, 60

@@ -14,7 +14,7 @@ from seamless_verl.data_plane.settings import PlaneSettings
 from seamless_verl.rollout.replica_state import DEAD, SERVING, ReplicaState
 from seamless_verl.rollout.restarts import LossReason
 from seamless_verl.runtime.waits import WaitKind
-from seamless_verl.testing.stub_engine import StubEngine
+from seamless_verl.tools.bench.stub_engine import StubEngine
 from seamless_verl.transport import serve_engine
 
 pytestmark = pytest.mark.integration

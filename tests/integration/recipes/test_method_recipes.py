@@ -15,14 +15,14 @@ from pyarrow import parquet
 from support.paths import child_environment
 from support.recipes import RECIPES, load
 
-from seamless_verl.cli.compare import FLAGS
 from seamless_verl.cli.key_values import settings_first
 from seamless_verl.cli.main import make_parser
-from seamless_verl.compare.arms import parse_arms
-from seamless_verl.compare.budget import select
-from seamless_verl.compare.job import RESULT
-from seamless_verl.compare.plan import Options
 from seamless_verl.tiny import make_tokenizer, supervised
+from seamless_verl.tools.compare.arms import parse_arms
+from seamless_verl.tools.compare.budget import select
+from seamless_verl.tools.compare.command import FLAGS
+from seamless_verl.tools.compare.job import RESULT
+from seamless_verl.tools.compare.plan import Options
 
 pytestmark = pytest.mark.integration
 REWARD = "reward.custom_reward_function.path"
@@ -36,7 +36,11 @@ METHODS: dict[str, dict[str, Any]] = {
 def script(recipe: str, folder: Path, *overrides: str, **variables: str) -> subprocess.CompletedProcess[str]:
     """run.sh of the recipe, which checks the settings in the place of a run, and a warm start of one step."""
     env = os.environ | child_environment() | {"PYTHON": sys.executable, "VERL_PLATFORM": "cpu", "WARM_STEPS": "1"}
-    env |= {"DATA": str(folder / "data"), "MAIN": "seamless_verl.compare.probe", RESULT: str(folder / "probed.json")}
+    env |= {
+        "DATA": str(folder / "data"),
+        "MAIN": "seamless_verl.tools.compare.probe",
+        RESULT: str(folder / "probed.json"),
+    }
     command = [RECIPES / recipe / "run.sh", *overrides]
     return subprocess.run(command, cwd=folder, env=env | variables, capture_output=True, text=True)
 

@@ -18,7 +18,7 @@ from seamless_verl.config.wait_settings import WatchdogConfig
 from seamless_verl.data_plane.client import PlacedReplica, plane_for
 from seamless_verl.errors import PlaneFailedError
 from seamless_verl.rollout.restarts import RestartStage
-from seamless_verl.testing.stub_engine import stub_tokens
+from seamless_verl.tools.bench.stub_engine import stub_tokens
 from seamless_verl.trainer.replica_starts import ReplicaStarter, noticed_s
 from seamless_verl.trainer.servers import end_actors
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from verl.trainer.ppo.v1 import trainer_base
 
-from seamless_verl.compare.processes import Tail
-from seamless_verl.compare.running import RunningJob
 from seamless_verl.runtime.step_metrics import REPORT_S, StepMetrics
+from seamless_verl.tools.compare.processes import Tail
+from seamless_verl.tools.compare.running import RunningJob
 from seamless_verl.trainer.step_log import logging_of
 from seamless_verl.trainer.step_report import StepReport
 

@@ -25,7 +25,7 @@ from seamless_verl.rollout.fleet import Fleet
 from seamless_verl.rollout.manager import FleetSnapshot, RolloutManager
 from seamless_verl.rollout.replica_state import DEAD, PAUSED, RELEASED, SERVING, STALE
 from seamless_verl.rollout.routing import PrefixAffinity
-from seamless_verl.testing.stub_engine import StubEngine
+from seamless_verl.tools.bench.stub_engine import StubEngine
 from seamless_verl.weights.background import BackgroundStaging, StagingBegun, StagingEnd
 
 pytestmark = pytest.mark.integration

@@ -20,7 +20,7 @@ STEP_S = {"sync": 0.4, "seamless": 0.2, "separate_async": 0.1}
 def main() -> int:
     given = dict(text.lstrip("+").split("=", 1) for text in sys.argv[1:] if not text.startswith("hydra."))
     mode = given.get("trainer.v1.trainer_mode", "seamless")
-    if os.environ["MAIN"] == "seamless_verl.compare.probe":
+    if os.environ["MAIN"] == "seamless_verl.tools.compare.probe":
         return probe(given, mode)
     if given.get("seamless.record_lengths") == "true":
         record_lengths(Path(given["trainer.default_local_dir"].strip("'")), int(given.get("seamless.max_staleness", 0)))

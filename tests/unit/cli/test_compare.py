@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from seamless_verl.cli.compare import FLAGS, parse_seeds, split_job
 from seamless_verl.cli.key_values import settings_first
 from seamless_verl.errors import ConfigError
+from seamless_verl.tools.compare.command import FLAGS, parse_seeds, split_job
 
 
 def test_settings_may_stand_anywhere() -> None:

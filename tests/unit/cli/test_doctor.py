@@ -11,8 +11,8 @@ from support.cli import Capture
 from support.doctor import HEALTHY, facts
 
 from seamless_verl.cli.main import main
-from seamless_verl.doctor import gather
-from seamless_verl.doctor.facts import Facts
+from seamless_verl.tools.doctor import gather
+from seamless_verl.tools.doctor.facts import Facts
 
 WARNED = facts({"environ": {"OMP_NUM_THREADS": "8"}})
 WAY_OUT = "Give a port to be tried"

@@ -12,11 +12,11 @@ import pytest
 from support.paths import ROOT
 
 from seamless_verl.cli.main import main
-from seamless_verl.compare.arms import JobFacts, Machines, arm_overrides, parse_arms
-from seamless_verl.simulator.calibration import Calibration, RatesSource
-from seamless_verl.simulator.machine import MachineProfile
-from seamless_verl.simulator.optimize import Prediction, Search
-from seamless_verl.simulator.workload import SimulatedWorkload
+from seamless_verl.tools.compare.arms import JobFacts, Machines, arm_overrides, parse_arms
+from seamless_verl.tools.simulator.calibration import Calibration, RatesSource
+from seamless_verl.tools.simulator.machine import MachineProfile
+from seamless_verl.tools.simulator.optimize import Prediction, Search
+from seamless_verl.tools.simulator.workload import SimulatedWorkload
 
 MODEL = {
     "model_type": "qwen3",

@@ -16,7 +16,7 @@ from seamless_verl.rollout.engine import EngineRequest, PauseMode
 from seamless_verl.rollout.observation import ReplicaLoad, RolloutObservation
 from seamless_verl.rollout.precedence import Precedence
 from seamless_verl.rollout.routing import PrefixAffinity
-from seamless_verl.testing.stub_engine import StubEngine, stub_tokens
+from seamless_verl.tools.bench.stub_engine import StubEngine, stub_tokens
 from seamless_verl.trajectory.records import Finish, TokenChunk, logprobs, tokens
 
 WIRES = pytest.mark.parametrize("over_wire", [False, True], ids=["direct", "wire"])

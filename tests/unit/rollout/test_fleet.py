@@ -20,7 +20,7 @@ from seamless_verl.rollout.precedence import Precedence
 from seamless_verl.rollout.replica import Slot
 from seamless_verl.rollout.replica_state import DEAD, LEGAL, PAUSED, RELEASED, SERVING, STALE, SYNCING, check_transition
 from seamless_verl.rollout.routing import PrefixAffinity
-from seamless_verl.testing.stub_engine import StubEngine
+from seamless_verl.tools.bench.stub_engine import StubEngine
 
 T = TypeVar("T")
 PICK = st.integers(0, 1 << 16)

@@ -25,10 +25,10 @@ from seamless_verl.resources.lending import (
 )
 from seamless_verl.resources.lending.marginal import GroupInterval
 from seamless_verl.rollout.observation import ReplicaLoad, RolloutObservation
-from seamless_verl.simulator.scenario import BOTH as SIMULATED_BOTH
-from seamless_verl.simulator.scenario import Scenario, Scheduler
-from seamless_verl.simulator.simulate import Simulation
-from seamless_verl.simulator.workload import workload_named
+from seamless_verl.tools.simulator.scenario import BOTH as SIMULATED_BOTH
+from seamless_verl.tools.simulator.scenario import Scenario, Scheduler
+from seamless_verl.tools.simulator.simulate import Simulation
+from seamless_verl.tools.simulator.workload import workload_named
 from seamless_verl.trainer.lending import DeviceLending, ReleasedLending, ResidentLending
 from seamless_verl.trainer.lending_view import DeviceViews, RunDevices, TrainingProgress
 

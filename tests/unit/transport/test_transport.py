@@ -17,7 +17,7 @@ from support.rollout import TOKEN, settle, until
 
 from seamless_verl.errors import ReplicaLostError, WireError
 from seamless_verl.rollout.engine import EngineRequest, EngineSource, PauseMode
-from seamless_verl.testing.stub_engine import StubEngine, stub_tokens
+from seamless_verl.tools.bench.stub_engine import StubEngine, stub_tokens
 from seamless_verl.trajectory.records import Finish, TokenChunk, TopLogprobs, logprobs, merge_chunks, tokens
 from seamless_verl.transport import EngineServer, RemoteEngine, serve_engine
 from seamless_verl.transport.codec import (

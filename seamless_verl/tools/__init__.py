@@ -1,0 +1,1 @@
+"""Tools beside the product. Nothing in the product imports them: only a process start, or a command by its name."""

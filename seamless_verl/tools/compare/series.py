@@ -1,0 +1,354 @@
+"""Makes the runs of a comparison one after the other, and keeps the report as far as it has come.
+
+A run that fails is one outcome among others. A signal ends the run that is being made; what there is then is reported.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TextIO
+
+from seamless_verl.runtime.sample_lengths import FILE as LENGTHS
+from seamless_verl.runtime.sample_lengths import RecordedLengths
+from seamless_verl.tools.compare.arms import ComparedArm
+from seamless_verl.tools.compare.budget import ROLLOUT, machines_of, samples_of_step, select, steps_of, updates_of_step
+from seamless_verl.tools.compare.comparison import ArmFacts, Comparison
+from seamless_verl.tools.compare.device_use import (
+    CoreUse,
+    UseSample,
+    UseSampler,
+    UseSource,
+    idle_between,
+    nvml_use,
+    unseen,
+)
+from seamless_verl.tools.compare.differences import differences
+from seamless_verl.tools.compare.equal_tokens import EqualTokens, at_equal_tokens
+from seamless_verl.tools.compare.figures import RunFigures, StepFigures, StepSize, run_figures, step_figures
+from seamless_verl.tools.compare.job import Job
+from seamless_verl.tools.compare.lengths import length_bias
+from seamless_verl.tools.compare.machine import gpus
+from seamless_verl.tools.compare.made_of import made_of
+from seamless_verl.tools.compare.outcome import Run, RunState
+from seamless_verl.tools.compare.plan import Options, PlannedRun, checkpoints, planned_runs, shared_overrides
+from seamless_verl.tools.compare.polls import BUFFER, SAMPLER, verls_own_buffer
+from seamless_verl.tools.compare.probing import ProbedArm
+from seamless_verl.tools.compare.processes import RunFailedError
+from seamless_verl.tools.compare.report import run_line, table
+from seamless_verl.tools.compare.running import LOG_FILE, METRICS_FILE, Step, run_logged
+from seamless_verl.tools.compare.store import DONE, StoredRun, read_run, write_manifest, write_report, write_run
+from seamless_verl.tools.compare.surroundings import condition_lines, span, surroundings
+
+THRESHOLD = "max_off_policy_threshold"
+
+
+def facts_of_arms(arms: Sequence[ProbedArm], runnable: Sequence[ComparedArm]) -> dict[str, ArmFacts]:
+    """What is known of each arm before its runs; its baseline is the first of its learning rate that can run."""
+    return {
+        one.arm.name: ArmFacts(
+            baseline=next((arm.name for arm in runnable if arm.rate == one.arm.rate), runnable[0].name),
+            ours=one.arm.is_ours,
+            permitted=permitted(one),
+            rate=one.arm.rate,
+            system=one.arm.system or one.arm.name,
+            line=one.arm.line or one.arm.name,
+            shipped_poll=polls_as_shipped(one),
+        )
+        for one in arms
+    }
+
+
+def without_baseline(arms: Sequence[ProbedArm]) -> dict[str, str]:
+    """A sentence for each arm that was to be a baseline and cannot run here: why, and what ratios are relative to.
+
+    There is one baseline for each learning rate, the first of its arms.
+    """
+    found = dict[str, str]()
+    for rate in dict.fromkeys(one.arm.rate for one in arms):
+        first, *others = (one for one in arms if one.arm.rate == rate)
+        if first.config is None:
+            able = [one.arm.name for one in others if one.config is not None]
+            found[first.arm.name] = f"{cannot_run(first)}. It was to be the baseline. {relative_to(able, rate)}."
+    return found
+
+
+def cannot_run(one: ProbedArm) -> str:
+    return f"{one.arm.name} cannot run here: {one.reason.rstrip('.')}"
+
+
+def relative_to(able: Sequence[str], rate: str) -> str:
+    """What the ratios of the arms that can run here, in their order, are relative to; `rate` is theirs, or ""."""
+    of = f" of the arms with learning rate {rate}" * bool(rate)
+    if len(able) > 1:
+        return f"The ratios{of} are relative to {able[0]} instead"
+    return f"There are no ratios{of}: {f'only {able[0]}' if able else 'none'} can run here"
+
+
+def step_size(config: Mapping[str, Any]) -> StepSize:
+    """What a step of an arm with this composed config is."""
+    group = samples_of_step(config) // max(1, int(select(config, "data.train_batch_size") or 1))
+    return StepSize(samples_of_step(config), group, updates_of_step(config))
+
+
+def by_arm(numbers: Mapping[str, int]) -> str:
+    """One number, or where arms have different ones, each with its arms."""
+    arms_of: dict[int, list[str]] = {}
+    for arm, value in numbers.items():
+        arms_of.setdefault(value, []).append(arm)
+    if len(arms_of) == 1:
+        return str(next(iter(arms_of)))
+    return " or ".join(f"{value} ({', '.join(arms)})" for value, arms in arms_of.items())
+
+
+def idle_unknown(configs: Sequence[Mapping[str, Any]], devices: int) -> str:
+    """Why the devices of these arms cannot all be seen from here; "" if they can. On the CPU platform one is a core."""
+    if select(configs[0], "trainer.device") == "cpu":
+        return unseen(devices, len(os.sched_getaffinity(0)), machines=1)
+    cards = gpus().get("gpus")
+    return unseen(devices, None if cards is None else len(cards), max(map(machines_of, configs)))
+
+
+def polls_as_shipped(one: ProbedArm) -> bool:
+    return not one.arm.is_ours and one.config is not None and select(one.config, f"{BUFFER}.path") is None
+
+
+def permitted(one: ProbedArm) -> int | None:
+    """Staleness that the arm allows, in weight versions; None where nothing bounds it.
+
+    verl's asynchronous modes drop a finished group before a step whose number less that of the step in which the group
+    was submitted, plus one, is above the threshold (`ReplayBufferAsync._stale_terminal_keys`). With the strategy `wait`
+    they hold a step back for groups that are still generated, and train what had finished however old it is.
+    """
+    if one.config is None:
+        return None
+    if one.arm.mode == "sync":
+        return 0
+    if one.arm.is_ours:
+        found = select(one.config, "seamless.max_staleness")
+        return None if found is None else int(found)
+    threshold, strategy = (select(one.config, f"{SAMPLER}.{name}") for name in (THRESHOLD, "max_off_policy_strategy"))
+    drops = strategy == "drop" and threshold is not None and verls_own_buffer(one.config)
+    return int(threshold) - 1 if drops else None
+
+
+@dataclass
+class RunSeries:
+    """One comparison that is being made; `runs` grows, and every run of `planned` is in it at the end."""
+
+    job: Job
+    arms: Sequence[ProbedArm]
+    options: Options
+    devices: int
+    out: Path
+    command: str
+    screen: TextIO = sys.stderr
+    runs: list[Run] = field(default_factory=list)
+    raw: dict[tuple[str, int, int], list[Step]] = field(default_factory=dict)
+    surroundings: list[Mapping[str, Any]] = field(default_factory=list)
+    now: PlannedRun | None = None
+
+    def __post_init__(self) -> None:
+        self.planned = list(planned_runs([one.arm for one in self.arms], self.options, self.out))
+        self.by_name = {one.arm.name: one for one in self.arms}
+        runnable = [one for one in self.arms if one.config is not None]
+        self.made_of = {one.arm.name: made_of(one.config, self.job) for one in runnable if one.config is not None}
+        self.baseline = runnable[0].arm.name
+        self.facts = facts_of_arms(self.arms, [one.arm for one in runnable])
+        config = runnable[0].config
+        assert config is not None
+        self.config = config
+        self.differences = {
+            one.arm.name: differences(one.config, config) for one in runnable[1:] if one.config is not None
+        }
+        self.sizes = {one.arm.name: step_size(one.config) for one in runnable if one.config is not None}
+        self.steps = {
+            one.arm.name: steps_of(one.config, self.options.steps) for one in runnable if one.config is not None
+        }
+        self.warnings = without_baseline(self.arms)
+        self.idle_unknown = idle_unknown([one.config for one in runnable if one.config is not None], self.devices)
+
+    def make(self) -> None:
+        """Make every run that is not made yet; after each, write the report and print the table."""
+        for planned in self.planned:
+            self.now = planned
+            self.runs.append(self.run(planned))
+            self.now = None
+            self.report()
+            self.say(f"\n{run_line(self.runs[-1])}\n{table(self.comparison())}\n")
+
+    def interrupt(self) -> None:
+        """Account for the runs that were not made, and report the others."""
+        made = {(run.arm, run.seed, run.round) for run in self.runs}
+        missing = [planned for planned in self.planned if planned.key not in made]
+        self.runs += [Run(*planned.key, RunState.NOT_MADE, reason="interrupted") for planned in missing]
+        self.report(interrupted=True)
+
+    def run(self, planned: PlannedRun) -> Run:
+        """Make one run, or take what an earlier comparison in this folder made of the very same one."""
+        probed = self.by_name[planned.arm.name]
+        if probed.config is None:
+            return Run(*planned.key, RunState.REFUSED, reason=probed.reason, log=probed.log)
+        overrides = [*shared_overrides(self.options, planned.seed, planned.folder), *probed.overrides]
+        command, log = self.job.command(overrides), str(planned.folder / LOG_FILE)
+        identity = {"command": command, "made_of": self.made_of[planned.arm.name]}
+        begun = time.time()
+        try:
+            made = read_run(planned.folder, identity) or self.start(planned, identity)
+        except RunFailedError as error:
+            self.surroundings.append(surroundings(begun))
+            return Run(*planned.key, RunState.FAILED, reason=str(error), log=log)
+        self.surroundings.append(made.surroundings)
+        self.raw[planned.key] = made.steps
+        size = self.sizes[planned.arm.name]
+        found = step_figures(made.steps, size, lambda began, ended: idle_between(made.use, began, ended))
+        figures = self.figures(found, made.use, size)
+        lengths = RecordedLengths.read(checkpoints(planned.folder) / LENGTHS)
+        bias = None if lengths is None else length_bias(lengths)
+        machine = made.surroundings.get("machine", {})
+        return Run(
+            *planned.key,
+            RunState.FINISHED,
+            tuple(found),
+            figures,
+            log=log,
+            lengths=lengths,
+            bias=bias,
+            machine=machine,
+        )
+
+    def start(self, planned: PlannedRun, identity: Mapping[str, Any]) -> StoredRun:
+        """Run the command, and keep what came of it."""
+        folder, begun = planned.folder, time.time()
+        folder.mkdir(parents=True, exist_ok=True)
+        for name in (DONE, METRICS_FILE):
+            (folder / name).unlink(missing_ok=True)
+        watch: list[tuple[UseSampler, float]] = []
+
+        def started(pid: int, began: float) -> None:
+            if (use := self.device_use(pid)) is not None:
+                watch.append((UseSampler(use), began))
+
+        self.progress(planned, None)
+        try:
+            steps = run_logged(
+                identity["command"],
+                folder,
+                self.job.environment(folder),
+                steps=self.steps[planned.arm.name],
+                timeout_s=self.options.timeout_s,
+                group=True,
+                on_start=started,
+                on_step=lambda step: self.progress(planned, step),
+            )
+        finally:
+            for sampler, _ in watch:
+                sampler.close()
+        seen = [UseSample(one.began - at, one.ended - at, one.shares) for use, at in watch for one in use.samples]
+        made = StoredRun(steps, seen, surroundings(begun))
+        write_run(folder, identity, made)
+        return made
+
+    def figures(self, steps: Sequence[StepFigures], use: Sequence[UseSample], size: StepSize) -> RunFigures:
+        begun = next(step.at_s for step in steps if step.step == self.options.skip)
+        idle = idle_between(use, begun, steps[-1].at_s)
+        return run_figures(steps, size, skip=self.options.skip, idle=idle)
+
+    def device_use(self, pid: int) -> UseSource | None:
+        """What the run's devices do, seen from outside; None where it cannot be seen, as `idle_unknown` says."""
+        if self.idle_unknown:
+            return None
+        if select(self.config, "trainer.device") == "cpu":
+            return CoreUse(pid, sorted(os.sched_getaffinity(0))[: self.devices])
+        return nvml_use(self.devices)
+
+    def progress(self, planned: PlannedRun, step: Step | None) -> None:
+        """On a terminal, one line that says where the run is."""
+        if self.screen.isatty():
+            steps = self.steps[planned.arm.name]
+            at = "starts" if step is None else f"step {step['step']} of {steps}, {step['at']:.0f} s"
+            number = f"run {len(self.runs) + 1} of {len(self.planned)}"
+            self.say(f"\r\x1b[K{number}: {planned.arm.name}, seed {planned.seed}, round {planned.round}: {at}")
+
+    def say(self, text: str) -> None:
+        with suppress(OSError):  # a terminal that was closed, of which a signal tells
+            self.screen.write(text)
+            self.screen.flush()
+
+    def report(self, *, interrupted: bool = False) -> None:
+        write_report(self.out, self.comparison(interrupted=interrupted), self.raw)
+        write_manifest(self.out, self.manifest())
+
+    def comparison(self, *, interrupted: bool = False) -> Comparison:
+        return Comparison(
+            title=f"{self.job.name}: {', '.join(one.arm.name for one in self.arms)}",
+            baseline=self.baseline,
+            runs=tuple(self.runs),
+            steps=min(self.steps.values()),
+            skip=self.options.skip,
+            conditions=tuple(self.conditions()),
+            command=self.command,
+            differences=self.differences,
+            interrupted=interrupted,
+            equal_tokens=self.at_equal_tokens() if self.options.equal_tokens else None,
+            arms=self.facts,
+            target_reward=self.options.target_reward,
+            warnings=tuple(self.warnings.values()),
+            idle_unknown=self.idle_unknown,
+        )
+
+    def at_equal_tokens(self) -> EqualTokens | None:
+        groups = {one.arm.name: int(select(one.config, f"{ROLLOUT}.n")) for one in self.arms if one.config is not None}
+        return at_equal_tokens(self.runs, self.raw, groups, self.baseline)
+
+    def conditions(self) -> list[str]:
+        """Lines about the budget, and about the machine, the versions and the time of the runs."""
+        options, size = self.options, self.sizes[self.baseline]
+        kind = "the CPU platform, a core each" if select(self.config, "trainer.device") == "cpu" else "accelerators"
+        model = select(self.config, "actor_rollout_ref.model.path")
+        seeds, steps = ", ".join(map(str, options.seeds)), by_arm(self.steps)
+        samples = by_arm({arm: size.samples for arm, size in self.sizes.items()})
+        return [
+            f"{steps} steps of {samples} samples, {self.devices} device(s) ({kind}), seeds {seeds}, "
+            f"{options.rounds} round(s); the first {options.skip} steps of a run are not measured.",
+            f"The same in every arm: model {model}, prompts and their order by seed, {size.updates} optimizer steps a "
+            f"step, {'' if options.equal_tokens else f'{size.group} samples a prompt, '}no checkpoints.",
+            *(condition_lines(self.surroundings) if self.surroundings else ()),
+        ]
+
+    def manifest(self) -> dict[str, Any]:
+        """All that it takes to run it again; surroundings are those of the last run."""
+        began, ended = span(self.surroundings) if self.surroundings else (None, None)
+        last = self.surroundings[-1] if self.surroundings else surroundings(time.time())
+        return {
+            "command": self.command,
+            "folder": str(Path.cwd()),
+            "options": vars(self.options),
+            "baseline": self.baseline,
+            "devices": self.devices,
+            **last,
+            "began": began,
+            "ended": ended,
+            "runs": [self.run_entry(run) for run in self.runs],
+        }
+
+    def run_entry(self, run: Run) -> dict[str, Any]:
+        probed = self.by_name[run.arm]
+        planned = next(planned for planned in self.planned if planned.key == (run.arm, run.seed, run.round))
+        overrides = [*shared_overrides(self.options, run.seed, planned.folder), *probed.overrides]
+        return {
+            "arm": run.arm,
+            "written": probed.arm.text,
+            "seed": run.seed,
+            "round": run.round,
+            "state": str(run.state),
+            "reason": run.reason,
+            "log": run.log,
+            "command": self.job.command(overrides),
+            "environment": self.job.own_environment(planned.folder),
+        }

@@ -1,0 +1,246 @@
+"""Fits a simulated machine and workload to a run, and reads and writes what was fitted as JSON.
+
+- Training: least squares of the ledger's device-seconds of training, by tokens and sequences. Where the steps' tokens
+  are too much alike to tell the two apart, all is ascribed to tokens.
+- Engines: an engine that was measured alone is taken as it was. Else the seconds of a decoding step are a straight line
+  in the calls that run, by least squares, of what the lending policy saw. Without that there is one point: all
+  generated tokens over the ledger's device-seconds of generation, at the calls that a step has for each device.
+- Lengths: lognormal, from the mean and the longest of each step. The longest of n draws is z(n) standard deviations of
+  the logarithm above the median, so that longest / mean = exp(sigma z - sigma^2 / 2).
+- The rest are medians of the steps.
+
+What a run does not show stays as it is in `MachineProfile`, and is named in `assumed`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from itertools import pairwise
+from pathlib import Path
+from statistics import NormalDist, mean, median, pstdev
+from typing import Any
+
+from seamless_verl.errors import ConfigError
+from seamless_verl.tools.simulator.machine import MachineProfile
+from seamless_verl.tools.simulator.run_metrics import RunMetrics
+from seamless_verl.tools.simulator.workload import SimulatedWorkload
+
+FORMAT = 1
+LEAST_STEPS = 5
+LEAST_POINTS = 8  # of engines' rates, in at least two sizes of a batch
+SPREAD = 0.05  # relative, of the tokens of steps: below it tokens and sequences cannot be told apart
+ASSUMED = ("prefill_token_s", "dispatch_s", "call_s", "collect_s", "host_token_s", "host_sample_s", "train_sync_s")
+SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
+
+
+class RatesSource(StrEnum):
+    """Where the engines' rates are from."""
+
+    ALONE = "measured alone"
+    """an engine by itself, by its calls"""
+    SEEN = "seen by the lending policy"
+    """between two looks, beside everything else"""
+    MEAN = "the mean of the ledger"
+    """one rate, which fewer calls are taken to share"""
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """`residuals` are relative: of a fit the root mean square, of a median the median distance from it, of the
+    ledger's mean rate the standard deviation of the steps' rates. An engine that was measured alone has none, 0.
+
+    `measured` are the run's own figures: seconds of a step, tokens/s with prompts, the idle share.
+    """
+
+    machine: MachineProfile
+    workload: SimulatedWorkload
+    seats: int
+    steps: int
+    skipped: int
+    training_devices: int
+    devices: int
+    engine_source: RatesSource
+    residuals: Mapping[str, float]
+    measured: Mapping[str, float]
+    assumed: tuple[str, ...] = ASSUMED
+
+    def to_json(self) -> str:
+        return json.dumps({"format": FORMAT, **asdict(self)}, indent=2)
+
+
+def fit(
+    run: RunMetrics, points: Sequence[tuple[float, float]], *, samples: int = 1, updates: int = 1, alone: bool = False
+) -> Calibration:
+    """The constants of a run; `points` are (calls, tokens/s) of an engine, measured `alone` or seen in the run.
+
+    A prompt has so many `samples`, and a step so many `updates`. Raises ConfigError for metrics that are missing or
+    cannot be.
+    """
+    tokens, rows = run.values("perf/total_num_tokens"), _rows(run)
+    training, train_residual = fit_training(tokens, rows, run.values("seamless/device/train_s"))
+    generates = sum(1 for device in run.devices if any(run.values(f"seamless/device/{device}/rollout_share")))
+    seats = max(1, round(median(rows) / max(1, generates)))
+    source = RatesSource.ALONE if alone else RatesSource.SEEN if len(points) >= LEAST_POINTS else RatesSource.MEAN
+    rates, rate_residual = fit_rates([(seats, _mean_rate(run))] if source is RatesSource.MEAN else points)
+    if source is RatesSource.MEAN:
+        rate_residual = _spread_of(_step_rates(run))  # one point is fitted without any residual, whatever it says
+    if alone:
+        rates, rate_residual = {round(calls): rate for calls, rate in sorted(points)}, 0.0
+    times = {
+        "switch_to_train_s": run.values("lending/switch_s"),
+        "sync_s": run.values("timing_s/update_weights"),
+        "load_s": run.values("seamless/commit/standstill_max_s"),
+        "host_s": [other / updates for other in _other_s(run)],
+    }
+    lend = "lending/return_s" if run.has("lending/return_s") else "lending/switch_s"
+    times["switch_to_rollout_s"] = run.values(lend)
+    machine = MachineProfile(
+        rates=rates,
+        train_token_s=training[0],
+        train_row_s=training[1],
+        **{name: median(values) for name, values in times.items()},
+    )
+    steps = run.values("timing_s/step")
+    return Calibration(
+        machine=machine,
+        workload=_workload(run, rows, samples),
+        seats=seats,
+        steps=len(run.steps),
+        skipped=run.skipped,
+        training_devices=sum(1 for device in run.devices if device.startswith("train-")),
+        devices=len(run.devices),
+        engine_source=source,
+        residuals={"train": train_residual, "rates": rate_residual, **{n: _spread(v) for n, v in times.items()}},
+        measured={
+            "step_s": median(steps),
+            "tokens_per_s": sum(tokens) / sum(steps),
+            "idle_share": mean(run.values("seamless/device/idle_share")),
+        },
+    )
+
+
+def fit_training(
+    tokens: Sequence[float], rows: Sequence[int], seconds: Sequence[float]
+) -> tuple[tuple[float, float], float]:
+    """Device-seconds per token and per sequence, neither negative, and the relative residual."""
+    tt, rr, tr = _dot(tokens, tokens), _dot(rows, rows), _dot(tokens, rows)
+    ts, rs, determinant = _dot(tokens, seconds), _dot(rows, seconds), tt * rr - tr * tr
+    found = (ts / tt, 0.0)
+    if _spread_of(tokens) >= SPREAD and determinant > 1e-9 * tt * rr:
+        both = (ts * rr - rs * tr) / determinant, (rs * tt - ts * tr) / determinant
+        found = both if min(both) >= 0 else found
+    fitted = [found[0] * t + found[1] * r for t, r in zip(tokens, rows, strict=True)]
+    return found, _rms(seconds, fitted)
+
+
+def fit_rates(points: Sequence[tuple[float, float]]) -> tuple[dict[int, float], float]:
+    """Tokens/s by calls from a decoding step of a + b x calls seconds, neither negative, and the relative residual.
+
+    One point says nothing of b: a step then takes as long for fewer calls.
+    """
+    calls, seconds = [c for c, _ in points], [c / rate for c, rate in points]
+    most = max(calls)
+    slope = 0.0
+    if pstdev(calls):
+        slope = max(0.0, _dot([c - mean(calls) for c in calls], seconds) / (len(calls) * pstdev(calls) ** 2))
+    fixed = mean(seconds) - slope * mean(calls)
+    if fixed <= 0:
+        fixed, slope = 1e-9, _dot(calls, seconds) / _dot(calls, calls)
+    sizes = sorted({1, *(size for size in SIZES if size < most), max(2, round(most))})
+    rates = {size: size / (fixed + slope * size) for size in sizes}
+    return rates, _rms(seconds, [fixed + slope * c for c in calls])
+
+
+def sigma_of(longest_to_mean: float, draws: int) -> float:
+    """The standard deviation of the logarithm at which the longest of so many draws is that many times their mean."""
+    z = NormalDist().inv_cdf(0.5 ** (1 / max(2, draws)))
+    return z - math.sqrt(max(0.0, z * z - 2 * math.log(max(1.0, longest_to_mean))))
+
+
+def read_calibration(path: Path) -> Calibration:
+    """Raises ConfigError for a file that is none, or of another format."""
+    way_out = "Give a file that `seamless-verl calibrate` wrote"
+    try:
+        values: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        if values.pop("format") != FORMAT:
+            raise ConfigError("--calibration", str(path), f"its format is not {FORMAT}", "Calibrate again")
+        machine, workload = values.pop("machine"), values.pop("workload")
+        workload["pass_rates"] = tuple(workload["pass_rates"])
+        machine["rates"] = {int(calls): float(rate) for calls, rate in machine["rates"].items()}
+        values |= {"assumed": tuple(values["assumed"]), "engine_source": RatesSource(values["engine_source"])}
+        return Calibration(MachineProfile(**machine), SimulatedWorkload(**workload), **values)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        if isinstance(error, ConfigError):
+            raise
+        raise ConfigError("--calibration", str(path), f"it is no calibration ({error})", way_out) from error
+
+
+def _rows(run: RunMetrics) -> list[int]:
+    """Sequences of each step."""
+    lengths = zip(run.values("prompt_length/mean"), run.values("response_length/mean"), strict=True)
+    tokens = run.values("perf/total_num_tokens")
+    means = [max(1.0, prompt + reply) for prompt, reply in lengths]
+    return [max(1, round(total / one)) for total, one in zip(tokens, means, strict=True)]
+
+
+def _step_rates(run: RunMetrics) -> list[float]:
+    """Tokens/s of a device that generates, in each step but the first; steps without generation are left out."""
+    generated = [max(0.0, after - before) for before, after in pairwise(run.values("calls/tokens"))]
+    seconds = run.values("seamless/device/rollout_s")[1:]
+    return [tokens / spent for tokens, spent in zip(generated, seconds, strict=True) if spent]
+
+
+def _mean_rate(run: RunMetrics) -> float:
+    """Tokens/s of a device that generates, over all steps but the first of them."""
+    generated = sum(max(0.0, after - before) for before, after in pairwise(run.values("calls/tokens")))
+    seconds = sum(run.values("seamless/device/rollout_s")[1:])
+    if not (generated and seconds):
+        way_out = "Take a run in which agents make calls"
+        raise ConfigError("calls/tokens", generated, f"{run.path} has no generation in its steps", way_out)
+    return generated / seconds
+
+
+def _other_s(run: RunMetrics) -> list[float]:
+    """Of each step what is neither waiting for samples, nor training, nor a weight update."""
+    parts = [run.values(f"timing_s/{name}") for name in ("step", "gen", "update_actor", "update_weights")]
+    return [max(0.0, step - sum(others)) for step, *others in zip(*parts, strict=True)]
+
+
+def _workload(run: RunMetrics, rows: Sequence[int], samples: int) -> SimulatedWorkload:
+    count, lengths = round(median(rows)), run.values("response_length/mean")
+    longest = run.values("response_length/max")
+    if count % samples:
+        way_out = "Give the run's actor_rollout_ref.rollout.n"
+        raise ConfigError("--samples", samples, f"a step of it has {count} sequences", way_out)
+    sigma = sigma_of(median(most / max(1.0, length) for most, length in zip(longest, lengths, strict=True)), count)
+    return SimulatedWorkload(
+        prompts=count // samples,
+        samples=samples,
+        median=max(1.0, mean(lengths)) / math.exp(sigma**2 / 2),
+        sigma=sigma,
+        cap=round(max(longest)),
+        prompt_tokens=round(mean(run.values("prompt_length/mean"))),
+    )
+
+
+def _dot(first: Sequence[float], second: Sequence[float]) -> float:
+    return sum(a * b for a, b in zip(first, second, strict=True))
+
+
+def _rms(measured: Sequence[float], fitted: Sequence[float]) -> float:
+    """Root mean square of what is left, relative to the mean."""
+    left = [m - f for m, f in zip(measured, fitted, strict=True)]
+    return math.sqrt(_dot(left, left) / len(left)) / mean(measured) if any(measured) else 0.0
+
+
+def _spread_of(values: Sequence[float]) -> float:
+    return pstdev(values) / mean(values) if any(values) else 0.0
+
+
+def _spread(values: Sequence[float]) -> float:
+    middle = median(values)
+    return median(abs(value - middle) for value in values) / middle if middle else 0.0

@@ -1,0 +1,215 @@
+"""Searches layouts of machines by simulation: tags, replica sizes, local updates of a step, permitted staleness.
+
+First every layout has a bound: the step if its devices never waited. The best of them are simulated with the production
+policies, and around the best of those updates and staleness are varied. Of plans within WORTH of the fastest the
+one with the least staleness is best: old tokens cost samples, which a simulation of time does not see.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from seamless_verl.resources.lending import Tag
+from seamless_verl.tools.simulator.device import SimulatedUse
+from seamless_verl.tools.simulator.machine import MachineProfile
+from seamless_verl.tools.simulator.scenario import BOTH, ROLLOUT, TRAIN, Scenario, Scheduler
+from seamless_verl.tools.simulator.simulate import Result, simulate
+from seamless_verl.tools.simulator.workload import SimulatedWorkload
+
+WORTH = 0.02
+LOOKS = 20  # decisions of the policy a step, at most, while training waits
+SHARES = (1 / 4, 1 / 3, 1 / 2, 2 / 3, 3 / 4)
+SIMULATED = 12  # layouts, at most
+SEED = 1
+
+
+@dataclass(frozen=True)
+class Unit:
+    """A replica of `size` devices with its machine's times; `seats` calls run at once."""
+
+    size: int
+    machine: MachineProfile
+    seats: int
+
+
+@dataclass(frozen=True)
+class PlanCandidate:
+    """`training` units train, of which all generate too if `shared`; `generating` units only generate."""
+
+    unit: Unit
+    training: int
+    generating: int
+    shared: bool
+    updates: int = 1
+    max_staleness: int = 1
+    trainer: str = "-"
+    """the trainer's parallel sizes, in words"""
+    sizes: tuple[int, int] | None = None
+    """its tensor and pipeline parallel sizes, where they follow from an accelerator's memory"""
+    memory: str = "-"
+    """the peak of a device, in words"""
+
+    @property
+    def devices(self) -> tuple[frozenset[str], ...]:
+        return ((BOTH if self.shared else TRAIN),) * self.training + (ROLLOUT,) * self.generating
+
+    @property
+    def key(self) -> tuple[int, ...]:
+        """What is varied, so that equal candidates are simulated once."""
+        return *self.place, self.updates, self.max_staleness
+
+    @property
+    def place(self) -> tuple[int, ...]:
+        """The layout with its sizes."""
+        return self.unit.size, self.training, self.generating, int(self.shared)
+
+    @property
+    def layout(self) -> str:
+        return "disaggregated" if not self.shared else "multiplexed" if self.generating else "colocated"
+
+    @property
+    def tags(self) -> str:
+        size, tags = self.unit.size, "train+rollout" if self.shared else "train"
+        only = f", {self.generating * size} rollout" if self.generating else ""
+        return f"{self.training * size} {tags}{only}"
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """A candidate with its simulated result; tokens/s count prompts and replies."""
+
+    candidate: PlanCandidate
+    result: Result
+
+    @property
+    def tokens_per_s(self) -> float:
+        return self.result.tokens_per_s
+
+    def share(self, kind: SimulatedUse, *, training: bool | None = None) -> float:
+        """The share of time of this kind, of all units, or of those that train or do not."""
+        pairs = zip(self.candidate.devices, self.result.shares.values(), strict=True)
+        shares = [s[kind] for tags, s in pairs if training is None or (Tag.TRAIN in tags) is training]
+        return sum(shares) / len(shares) if shares else 0.0
+
+
+def layouts(units: int, unit: Unit, step: int = 1) -> Iterator[PlanCandidate]:
+    """The layouts of so many units; the parts that train are multiples of `step` units, as of a machine."""
+    yield PlanCandidate(unit, units, 0, shared=True)
+    parts = {max(1, round(units * share / step)) * step for share in SHARES}
+    for training in sorted(part for part in parts if part < units):
+        for shared in (True, False):
+            yield PlanCandidate(unit, training, units - training, shared=shared)
+
+
+def bound_s(candidate: PlanCandidate, workload: SimulatedWorkload, tokens: float, read: float) -> float:
+    """Seconds of a step in which no unit waits; `tokens` are generated and `read` otherwise, in a step."""
+    machine, calls = candidate.unit.machine, workload.prompts * workload.samples
+    generates = candidate.generating + (candidate.training if candidate.shared else 0)
+    running = max(1, min(candidate.unit.seats, calls // generates))
+    length = (tokens + read) / calls
+    decode_s = (
+        machine.decode_s(running) + machine.context_token_s * max(0.0, length / 2 - machine.rates_context) * running
+    )
+    generation = tokens * decode_s / running
+    training = machine.train_s(round(tokens + read), calls)
+    parts = [(generation + training) / (candidate.training + candidate.generating), training / candidate.training]
+    if not candidate.shared:
+        parts.append(generation / candidate.generating)
+    return max(parts) + machine.train_fixed_s + machine.sync_s
+
+
+@dataclass(frozen=True)
+class Search:
+    """What is searched: `stalenesses` and local `updates` to try, in runs of so many `steps`.
+
+    `keep_cache`: as `seamless.weights.kv=keep` has it.
+    """
+
+    workload: SimulatedWorkload
+    stalenesses: tuple[int, ...] = (1, 2, 4)
+    updates: tuple[int, ...] = (1, 2, 4)
+    steps: int = 12
+    keep_cache: bool = False
+
+    def run(
+        self, candidates: Sequence[PlanCandidate], *, progress: Callable[[str], None] = lambda _: None
+    ) -> list[Prediction]:
+        """Predictions, the best first."""
+        tokens, read = self._step_tokens()
+        ranked = sorted(candidates, key=lambda c: bound_s(c, self.workload, tokens, read))[:SIMULATED]
+        first = self.stalenesses[min(1, len(self.stalenesses) - 1)]
+        found: dict[tuple[int, ...], Prediction] = {}
+
+        def predict(candidate: PlanCandidate) -> Prediction:
+            if (key := candidate.key) not in found:
+                progress(f"{len(found) + 1}: {candidate.layout}, {candidate.tags}")
+                found[key] = self._predict(candidate, bound_s(candidate, self.workload, tokens, read))
+            return found[key]
+
+        tried = [predict(replace(candidate, updates=self.updates[0], max_staleness=first)) for candidate in ranked]
+        for near in sorted(tried, key=lambda p: -p.tokens_per_s)[:3]:
+            best = max(
+                (predict(replace(near.candidate, updates=n)) for n in self.updates), key=lambda p: p.tokens_per_s
+            )
+            for staleness in self.stalenesses:
+                predict(replace(best.candidate, max_staleness=staleness))
+        return ordered(list(found.values()))
+
+    def _predict(self, candidate: PlanCandidate, step_s: float) -> Prediction:
+        scheduler = Scheduler(
+            max_staleness=candidate.max_staleness,
+            updates=candidate.updates,
+            ahead=(candidate.max_staleness + 1) // 2,  # with which `seamless.ahead=null` begins
+            keep_cache=self.keep_cache,
+            look_s=step_s / LOOKS,
+            policy="marginal" if candidate.shared else "never",
+            carry=None if candidate.shared else True,
+        )
+        machine = replace(candidate.unit.machine, host_s=candidate.unit.machine.host_s / candidate.updates)
+        run = Scenario(
+            self.workload, candidate.devices, scheduler, machine, seats=candidate.unit.seats, steps=self.steps,
+            warmup=self.steps // 4, seed=SEED,
+        )  # fmt: skip
+        return Prediction(candidate, simulate(run))
+
+    def _step_tokens(self) -> tuple[float, float]:
+        """Generated and other tokens of a step, on the mean of some steps."""
+        groups = range(max(1, -(-1000 // self.workload.samples)))
+        samples = [turns for number in groups for turns in self.workload.group(SEED, number)]
+        scale = self.workload.prompts * self.workload.samples / len(samples)
+        read = sum(self.workload.prompt_tokens + sum(t.tool_tokens for t in turns[:-1]) for turns in samples)
+        return scale * sum(turn.tokens for turns in samples for turn in turns), scale * read
+
+
+def ordered(predictions: Sequence[Prediction]) -> list[Prediction]:
+    """The best first: of those within WORTH of the fastest the one of the least staleness, then by tokens/s."""
+    fastest = max(p.tokens_per_s for p in predictions)
+    near = [p for p in predictions if p.tokens_per_s >= (1 - WORTH) * fastest]
+    best = min(near, key=lambda p: (p.candidate.max_staleness, -p.tokens_per_s))
+    return [best, *sorted((p for p in predictions if p is not best), key=lambda p: -p.tokens_per_s)]
+
+
+def why_slower(prediction: Prediction, best: Prediction) -> str:
+    """Where it loses its time, beside the best: the cause whose share of time has grown most."""
+    gain = prediction.tokens_per_s / best.tokens_per_s - 1
+    if gain >= 0:
+        return f"older tokens for {gain:+.1%}"
+    causes = {
+        "the trainer's devices are idle": _idle(prediction, training=True) - _idle(best, training=True),
+        "the devices that only generate are idle": _idle(prediction, training=False) - _idle(best, training=False),
+        "training waits for the staleness bound": prediction.result.held_share - best.result.held_share,
+        "hand-overs and weight updates": _moving(prediction) - _moving(best),
+    }
+    cause = max(causes, key=lambda name: causes[name])
+    if causes[cause] < 0.02:
+        return "engines run below their full batch"
+    return f"{cause} ({causes[cause]:+.0%} of their time)" if "idle" in cause else f"{cause} ({causes[cause]:+.0%})"
+
+
+def _idle(prediction: Prediction, *, training: bool) -> float:
+    return prediction.share(SimulatedUse.IDLE, training=training)
+
+
+def _moving(prediction: Prediction) -> float:
+    return prediction.share(SimulatedUse.SWITCH) + prediction.share(SimulatedUse.SYNC)

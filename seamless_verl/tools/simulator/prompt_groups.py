@@ -1,0 +1,114 @@
+"""The simulated prompt groups from their submission to their training, under the staleness bound.
+
+Invariant: submitted = trained + dropped + deferred + outstanding. A group is outstanding while its samples generate,
+while it is ready, and while it is being trained. A deferred prompt's group ends, and the prompt is submitted again.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+
+from seamless_verl.errors import IntegrityError
+from seamless_verl.resources.staleness import StalenessBound
+from seamless_verl.tools.simulator.engine import SimulatedGroup, SimulatedSample
+from seamless_verl.tools.simulator.workload import Turns
+
+
+class PromptGroups:
+    """`enforce_bound` is whether the bound holds training back, or only limits how many prompts are outstanding.
+
+    `generating` are in the order of their submission, `ready` ones oldest first.
+    """
+
+    def __init__(self, bound: StalenessBound, *, enforce_bound: bool = True) -> None:
+        self.bound, self.enforce_bound = bound, enforce_bound
+        self.generating: dict[SimulatedGroup, None] = {}
+        self.ready: list[SimulatedGroup] = []
+        self.training: list[SimulatedGroup] = []
+        self.finished = self.submitted = self.trained = self.dropped = self.deferred = 0
+        self.changed = True  # set whenever a group has changed its place
+        self._late: tuple[tuple[int, int], list[SimulatedGroup]] | None = None
+
+    @property
+    def outstanding(self) -> int:
+        return len(self.generating) + len(self.ready) + len(self.training)
+
+    def submit(self, group: SimulatedGroup) -> None:
+        self._changes()
+        self.generating[group] = None
+        self.submitted += 1
+
+    def finish(self, group: SimulatedGroup) -> None:
+        """Make a group ready whose samples are all done; one that was dropped meanwhile stays dropped."""
+        if group in self.generating:
+            self._changes()
+            del self.generating[group]
+            insort(self.ready, group, key=_age)
+            self.finished += 1
+
+    def reopen(self, group: SimulatedGroup, samples: list[Turns]) -> list[SimulatedSample]:
+        """Give a generating group more samples, and return them."""
+        self._changes()
+        return group.add(samples)
+
+    def has_mini_batch(self) -> bool:
+        return len(self.ready) >= self.bound.batch
+
+    def held(self, step: int, update: int) -> bool:
+        """Whether a mini-batch is ready, but taking it would leave a group behind that is then trained too late."""
+        return self.has_mini_batch() and bool(self.late_groups(step, update))
+
+    def late_groups(self, step: int, update: int) -> list[SimulatedGroup]:
+        """The oldest generating groups, if one would be trained too late after the oldest ready ones were taken."""
+        if not self.enforce_bound or not self.generating:
+            return []
+        if self._late is None or self._late[0] != (step, update):
+            self._late = (step, update), self._late_groups(step, update)
+        return self._late[1]
+
+    def _late_groups(self, step: int, update: int) -> list[SimulatedGroup]:
+        rest = self.ready[self.bound.batch :]
+        left_behind = [group.submitted for group in (*rest, *self.generating)]
+        if self.bound.keeps(step=step, update=update, left_behind=left_behind):
+            return []
+        oldest = next(iter(self.generating)).submitted
+        return [group for group in self.generating if group.submitted == oldest]
+
+    def take(self) -> list[SimulatedGroup]:
+        """Take the oldest ready groups as a mini-batch."""
+        self._changes()
+        self.training, self.ready = self.ready[: self.bound.batch], self.ready[self.bound.batch :]
+        return self.training
+
+    def finish_training(self) -> list[SimulatedGroup]:
+        """Count the mini-batch that was taken as trained."""
+        self._changes()
+        done, self.training = self.training, []
+        self.trained += len(done)
+        return done
+
+    def drop(self, group: SimulatedGroup) -> None:
+        self._changes()
+        del self.generating[group]
+        self.dropped += 1
+
+    def defer_rest(self) -> list[SimulatedGroup]:
+        """Remove and return the groups that were not taken, finished ones among them."""
+        self._changes()
+        rest = sorted([*self.ready, *self.generating], key=_age)
+        self.ready, self.generating = [], {}
+        self.deferred += len(rest)
+        return rest
+
+    def check_integrity(self) -> None:
+        """Raises IntegrityError when a group was lost or counted twice."""
+        found = self.trained + self.dropped + self.deferred + self.outstanding
+        if found != self.submitted:
+            raise IntegrityError("groups submitted = trained + dropped + deferred + outstanding", self.submitted, found)
+
+    def _changes(self) -> None:
+        self.changed, self._late = True, None
+
+
+def _age(group: SimulatedGroup) -> tuple[int, int]:
+    return group.submitted, group.number

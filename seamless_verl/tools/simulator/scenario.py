@@ -1,0 +1,166 @@
+"""Describes a run to simulate: its devices, machine, workload and scheduler, and how its capacity changes.
+
+A `Scheduler` says how generation and training take turns: verl's modes, or ours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from seamless_verl.errors import ConfigError
+from seamless_verl.resources.lending import LendingPolicy, StepBoundary, lending_policy
+from seamless_verl.resources.lending.policy import Tag
+from seamless_verl.resources.tail_batching import TailBatching, extra_prompts
+from seamless_verl.tools.simulator.capacity import CapacityPlan
+from seamless_verl.tools.simulator.machine import MachineProfile
+from seamless_verl.tools.simulator.workload import SimulatedWorkload
+
+VERL_RESUME_S = 1.0  # its client sleeps that long before it continues a cut call
+BOTH = frozenset({Tag.TRAIN, Tag.ROLLOUT})
+TRAIN, ROLLOUT = frozenset({Tag.TRAIN}), frozenset({Tag.ROLLOUT})
+
+
+@dataclass(frozen=True)
+class Scheduler:
+    """How generation and training take turns.
+
+    - A step has so many local `updates` (verl's `parameter_sync_step`), a mini-batch of the step's prompts each, which
+      is taken as soon as its groups are ready. While training waits, finished groups are noticed every `poll_s`
+      seconds, 0 at once, and the policy is asked at most every `look_s` seconds.
+    - `ahead` batches are submitted beyond the current one, at most `max_staleness`: before each update with `refill`,
+      else when a step begins; with `finds_ahead` as many as a run finds with `seamless.ahead=null`. `enforce_bound`:
+      the staleness bound also holds training back for old groups, and not only limits how many are outstanding; `drop`
+      drops those groups instead of waiting for them.
+    - `oldest_first` gives seats to the groups submitted first, else to the calls that arrived first. `carry` overrides
+      the policy on whether the calls of a reclaimed device move to others; a cut call is submitted again after
+      `carry_s`. `early_pause` reclaims before the host's work on a mini-batch, as verl does, else only for the
+      computation. `prefetch` lets the host work on the next mini-batch while devices compute.
+    - `cut_at_sync` cuts all calls at a weight update. `keep_cache` keeps what engines have computed over it, and with
+      `rolling` they generate while it is made.
+    - `tail_batching` is the share of extra prompts that a step begins, None for none; then no prompt is submitted for
+      a later step.
+    """
+
+    policy: str = "marginal"
+    max_staleness: int = 1
+    updates: int = 4
+    ahead: float | None = None
+    finds_ahead: bool = False
+    enforce_bound: bool = True
+    drop: bool = False
+    oldest_first: bool = True
+    carry: bool | None = None
+    carry_s: float = 0.02
+    cut_at_sync: bool = False
+    prefetch: bool = False
+    early_pause: bool = False
+    refill: bool = True
+    keep_cache: bool = False
+    rolling: bool = True
+    poll_s: float = 0.0
+    look_s: float = 0.0
+    share: float = 1.0
+    tail_batching: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.tail_batching is not None and self.max_staleness:
+            way_out = "Set max_staleness to 0, or leave it out"
+            raise ConfigError("tail_batching", self.tail_batching, "defers what an older token could be of", way_out)
+        if self.policy == "never" and self.carry is False:
+            way_out = "Set carry, or choose another policy"
+            raise ConfigError(
+                "carry", self.carry, "calls frozen on a device that never generates again end never", way_out
+            )
+        if self.finds_ahead and self.ahead is not None:
+            raise ConfigError("ahead", self.ahead, "is found while the run goes on", "Leave one of the two out")
+        if self.ahead is not None and not 0 <= self.ahead <= self.max_staleness:
+            way_out = f"Give 0 to {self.max_staleness}, or raise max_staleness"
+            raise ConfigError("ahead", self.ahead, "the staleness bound has no room for it", way_out)
+
+    @property
+    def batches_ahead(self) -> float:
+        return self.max_staleness if self.ahead is None else self.ahead
+
+    def new_tail_batching(self, prompts: int) -> TailBatching:
+        """For steps of so many prompts."""
+        return TailBatching(extra_prompts(self.tail_batching, prompts))
+
+    def new_policy(self) -> LendingPolicy:
+        return StepBoundary(share=self.share) if self.policy == "step_boundary" else lending_policy(self.policy)
+
+
+VERL_COMMON = Scheduler(
+    enforce_bound=False,
+    carry=True,
+    cut_at_sync=True,
+    carry_s=VERL_RESUME_S,
+    early_pause=True,
+    oldest_first=False,
+    refill=False,
+    rolling=False,
+)
+"""What verl's modes have in common."""
+
+COLOCATE = replace(VERL_COMMON, policy="step_boundary", updates=1)
+SYNC = replace(COLOCATE, max_staleness=0, enforce_bound=True)
+SEPARATE = replace(VERL_COMMON, policy="never")
+SWITCHING = replace(VERL_COMMON, policy="step_boundary", share=0.4)
+
+SCHEDULERS: Mapping[str, Scheduler] = {
+    "sync": SYNC,
+    "colocate_async": COLOCATE,
+    "separate_async": SEPARATE,
+    "separate_async_switch": SWITCHING,
+    "seamless": Scheduler(),
+}
+"""verl's modes, and ours."""
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """`devices` are sets of tags; `seats` calls run at once in an engine; the first `warmup` steps are not measured.
+
+    A device may stand for several that work as one: a replica of them, and as many ranks of the trainer. The machine's
+    times are then of such a unit.
+    `sampler` is one of algorithms/samplers/ with `sampler_options`, None gives each prompt the workload's samples.
+    """
+
+    workload: SimulatedWorkload
+    devices: tuple[frozenset[str], ...] = (BOTH, ROLLOUT)
+    scheduler: Scheduler = field(default_factory=Scheduler)
+    machine: MachineProfile = field(default_factory=MachineProfile)
+    seats: int = 32
+    steps: int = 40
+    warmup: int = 3
+    seed: int = 1
+    capacity: CapacityPlan = field(default_factory=CapacityPlan)
+    sampler: str | None = None
+    sampler_options: Mapping[str, object] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for tag in (Tag.TRAIN, Tag.ROLLOUT):
+            if not any(tag in tags for tags in self.devices):
+                raise ConfigError(
+                    "devices", _format_devices(self.devices), f"no device is tagged {tag}", f"Tag one {tag}"
+                )
+        self.capacity.check(self.devices)
+        if self.workload.prompts % self.scheduler.updates:
+            raise ConfigError(
+                "updates",
+                self.scheduler.updates,
+                f"{self.workload.prompts} prompts do not divide into as many local updates",
+                "Give a divisor of the prompts",
+            )
+        if self.sampler is not None and not self.workload.pass_rates:
+            way_out = "Give the prompts pass rates from 0 to 1"
+            raise ConfigError("sampler", self.sampler, "the workload has no pass rates to go by", way_out)
+        if self.sampler is not None and self.scheduler.tail_batching is not None:
+            way_out = "Leave one of them out"
+            raise ConfigError("sampler", self.sampler, "tail batching drops prompts that it may reopen", way_out)
+        if not 0 <= self.warmup < self.steps:
+            raise ConfigError("steps", self.steps, f"{self.warmup} of them are warm-up", "Give more steps")
+
+
+def _format_devices(devices: tuple[frozenset[str], ...]) -> str:
+    return " ".join("+".join(sorted(tags)) for tags in devices)

@@ -1,0 +1,169 @@
+"""Runs a scenario in virtual time, and compares the result with a run in which no device is ever idle."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field, replace
+from itertools import pairwise
+from typing import Any
+
+from seamless_verl.resources.lending import LendingPolicy
+from seamless_verl.resources.staleness import StalenessBound
+from seamless_verl.tools.simulator.ahead_control import AheadControl
+from seamless_verl.tools.simulator.capacity_control import CapacityController
+from seamless_verl.tools.simulator.cluster import VirtualCluster
+from seamless_verl.tools.simulator.device import SimulatedDevice, SimulatedUse
+from seamless_verl.tools.simulator.engine import SimulatedSample
+from seamless_verl.tools.simulator.lending_control import LendingController
+from seamless_verl.tools.simulator.measurements import Measurements
+from seamless_verl.tools.simulator.prompt_groups import PromptGroups
+from seamless_verl.tools.simulator.prompts import SimulatedPrompts
+from seamless_verl.tools.simulator.scenario import Scenario
+from seamless_verl.tools.simulator.trainer import SimulatedTrainer
+
+
+@dataclass(frozen=True)
+class Result:
+    """Figures of the measured steps.
+
+    `tokens_per_s` counts prompts and replies, as verl's throughput does, over all devices, `generated_per_s` what
+    engines generated of them. `bound_step_s` is the
+    step if every device computed or generated all the time, engines with every seat taken: a bound on what
+    scheduling can reach. `shares` are of each device's time, by kind. `max_staleness` is in steps from
+    submission to training, `max_token_age` in weight versions from a sample's first token to its training,
+    `mean_token_age` the same per token. `held_share` is the share of time in which training waited only for an old
+    group, `dropped_share` the share of all generated tokens that was dropped, `away_share` that of all device time in
+    which a device that did not train had no replica. With a sampler `samples` has the mean size of a trained group, by
+    its prompt's pass rate.
+    """
+
+    tokens_per_s: float
+    generated_per_s: float
+    step_s: float
+    longest_step_s: float
+    bound_step_s: float
+    idle_share: float
+    held_share: float
+    dropped_share: float
+    away_share: float
+    max_staleness: int
+    max_token_age: int
+    mean_token_age: float
+    lendings_per_step: float
+    shares: dict[str, dict[str, float]]
+    samples: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def of_bound(self) -> float:
+        """The bound's step as a share of this run's; 1 is a run without idle time."""
+        return self.bound_step_s / self.step_s
+
+    def as_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "of_bound": self.of_bound}
+
+    @classmethod
+    def of(cls, scenario: Scenario, measurements: Measurements, groups: PromptGroups, policy: LendingPolicy) -> Result:
+        steps, measured_seconds = len(measurements.step_ends), measurements.measured_seconds()
+        wall = measurements.step_ends[-1] - measurements.started_at
+        devices = len(measured_seconds)
+        lent = sum(count for name, count in policy.metrics().items() if name.startswith("lending/lent"))
+        return cls(
+            tokens_per_s=measurements.trained_tokens / wall,
+            generated_per_s=measurements.tokens / wall,
+            step_s=wall / steps,
+            longest_step_s=max(
+                end - begin for begin, end in pairwise([measurements.started_at, *measurements.step_ends])
+            ),
+            bound_step_s=bound_s(scenario, measurements) / steps,
+            idle_share=sum(seconds[SimulatedUse.IDLE] for seconds in measured_seconds) / wall / devices,
+            held_share=measurements.held_s / wall,
+            dropped_share=measurements.dropped_tokens / (measurements.dropped_tokens + measurements.tokens),
+            away_share=sum(seconds[SimulatedUse.AWAY] for seconds in measured_seconds) / wall / devices,
+            max_staleness=measurements.max_staleness,
+            max_token_age=measurements.max_token_age,
+            mean_token_age=measurements.age_tokens / measurements.tokens,
+            lendings_per_step=lent / scenario.steps,
+            shares={
+                device.name: {kind.value: seconds[kind] / wall for kind in SimulatedUse}
+                for device, seconds in zip(measurements.cluster.devices, measured_seconds, strict=True)
+            },
+        )
+
+
+def bound_s(scenario: Scenario, measurements: Measurements) -> float:
+    """Seconds the measured tokens would take with no device ever idle, at unit rates."""
+    machine = scenario.machine
+    best = max(machine.rate(calls) for calls in range(1, scenario.seats + 1))
+    training = machine.train_s(measurements.trained_tokens, measurements.trained_rows)
+    fixed = machine.train_fixed_s * scenario.scheduler.updates * len(measurements.step_ends)
+    return (training + measurements.tokens / best) / len(scenario.devices) + fixed
+
+
+class Simulation:
+    """One run of a scenario; `policy` replaces the one its scheduler names."""
+
+    def __init__(self, scenario: Scenario, *, policy: LendingPolicy | None = None) -> None:
+        scheduler, workload = scenario.scheduler, scenario.workload
+        self.scenario, self.policy = scenario, policy or scheduler.new_policy()
+        bound = StalenessBound(scheduler.max_staleness, workload.prompts // scheduler.updates, scheduler.updates)
+        defers = scheduler.tail_batching is not None
+        self.groups = PromptGroups(bound, enforce_bound=scheduler.enforce_bound and not defers)
+        devices = [SimulatedDevice.create(f"d{i}", tags, scenario.seats) for i, tags in enumerate(scenario.devices)]
+        self.cluster = VirtualCluster(
+            scenario.machine,
+            devices,
+            on_ended=self._on_call_ended,
+            priority=self._priority,
+            carry_s=scheduler.carry_s,
+            keep_cache=scheduler.keep_cache,
+        )
+        self.capacity = CapacityController(self.cluster, scenario.capacity, scenario.seed)
+        self.measurements = Measurements(self.cluster, scenario.warmup)
+        self.lending = LendingController(
+            self.cluster, self.groups, self.policy, carry=scheduler.carry, look_s=scheduler.look_s
+        )
+        self.prompts = SimulatedPrompts(scenario)
+        self.ahead = AheadControl(self.cluster, scheduler)
+        self.trainer = SimulatedTrainer(
+            scenario, self.cluster, self.groups, self.lending, self.measurements, self.prompts, self.ahead
+        )
+
+    def run(self) -> Result:
+        """Run to the last step. Raises IntegrityError when seconds or groups do not add up."""
+        self.capacity.begin()
+        run_steps = self.trainer.run_steps()
+        waits_for = next(run_steps, None)
+        while waits_for is not None:
+            while waits_for is not None and waits_for():
+                waits_for = next(run_steps, None)
+            self.lending.apply_policy()
+            self.cluster.place_waiting()
+            if waits_for is not None and not waits_for():
+                self._advance()
+        self.measurements.check_integrity()
+        self.groups.check_integrity()
+        self.prompts.check_integrity()
+        result = Result.of(self.scenario, self.measurements, self.groups, self.policy)
+        return replace(result, samples=self.prompts.sizes_by_pass_rate())
+
+    def _advance(self) -> None:
+        collecting = self.lending.due_at is None and not self.cluster.syncing
+        if collecting:
+            self.ahead.look()
+        else:
+            self.ahead.wait_ended()
+        held = collecting and self.groups.held(self.trainer.step, self.lending.update)
+        before = self.cluster.now
+        self.cluster.advance()
+        if held:
+            self.measurements.record_held(self.cluster.now - before)
+
+    def _on_call_ended(self, sample: SimulatedSample) -> None:
+        self.trainer.on_call_ended(sample)
+
+    def _priority(self, sample: SimulatedSample, order: int) -> tuple[int, ...]:
+        return (sample.group.submitted, sample.group.number) if self.scenario.scheduler.oldest_first else (order,)
+
+
+def simulate(scenario: Scenario) -> Result:
+    """The result of one run; the same for the same scenario, seed included."""
+    return Simulation(scenario).run()

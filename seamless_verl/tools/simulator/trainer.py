@@ -1,0 +1,208 @@
+"""The simulated trainer: submits prompts, and takes, prepares and computes the mini-batches of a run's steps.
+
+A mini-batch is collected, prepared by the host, and computed on the reclaimed devices; after each step new weights
+are committed. `SimulatedTrainer.run_steps` is a generator that yields the condition it waits for; the simulation
+checks the condition after every event.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+
+from seamless_verl.resources.tail_batching import DrawView
+from seamless_verl.tools.simulator.ahead_control import AheadControl
+from seamless_verl.tools.simulator.cluster import VirtualCluster
+from seamless_verl.tools.simulator.engine import SimulatedGroup, SimulatedSample
+from seamless_verl.tools.simulator.lending_control import LendingController
+from seamless_verl.tools.simulator.measurements import Measurements
+from seamless_verl.tools.simulator.prompt_groups import PromptGroups
+from seamless_verl.tools.simulator.prompts import SimulatedPrompts
+from seamless_verl.tools.simulator.scenario import Scenario
+
+Condition = Callable[[], bool]
+
+
+class SimulatedTrainer:
+    """Submits prompts, takes mini-batches and computes them; `run_steps` yields what it waits for."""
+
+    def __init__(
+        self,
+        scenario: Scenario,
+        cluster: VirtualCluster,
+        groups: PromptGroups,
+        lending: LendingController,
+        measurements: Measurements,
+        prompts: SimulatedPrompts,
+        ahead: AheadControl,
+    ) -> None:
+        self.scenario, self.cluster, self.groups, self.ahead = scenario, cluster, groups, ahead
+        self.lending, self.measurements, self.prompts = lending, measurements, prompts
+        self.step = self.drawn = 0
+        self.tail = scenario.scheduler.new_tail_batching(scenario.workload.prompts)
+        self.deferred: dict[str, SimulatedGroup] = {}
+        self.host_began: float | None = None  # when the host could begin on the mini-batch to be taken next
+
+    def run_steps(self) -> Iterator[Condition]:
+        scheduler, prompts = self.scenario.scheduler, self.scenario.workload.prompts
+        self.step = 1
+        self.submit(round(self.ahead.batches * prompts))
+        for step in range(1, self.scenario.steps + 1):
+            self.step = step
+            for update in range(scheduler.updates):
+                self.lending.begin_update(step, update)
+                self._submit_for(update)
+                yield from self._update(update)
+            yield from self._update_weights()
+            self.measurements.record_step_end(self.step)
+            self.ahead.step_ended()
+
+    def _submit_for(self, update: int) -> None:
+        """Submit what there is room for: before each update, or a step's prompts when it begins."""
+        scheduler, bound = self.scenario.scheduler, self.groups.bound
+        if self.tail.extra:
+            if not update:
+                self._draw()
+        elif scheduler.refill:
+            ahead = round(self.ahead.batches)
+            self.submit(bound.room(self.groups.outstanding, ahead, update))
+        elif not update:
+            self.submit(min(self.scenario.workload.prompts, bound.room(self.groups.outstanding)))
+
+    def submit(self, number: int) -> None:
+        for prompt, samples in self.prompts.take(number):
+            self._submit_prompt(self.drawn, prompt, samples)
+            self.drawn += 1
+
+    def _submit_prompt(self, number: int, prompt: int, samples: int) -> None:
+        workload = self.scenario.workload
+        drawn = workload.group(self.scenario.seed, number, last=samples)
+        group = SimulatedGroup.of(number, self.step, drawn, prompt=prompt, prompt_tokens=workload.prompt_tokens)
+        self.groups.submit(group)
+        self._dispatch(group, group.samples)
+
+    def _draw(self) -> None:
+        """Begin the step's prompts: fresh ones, or deferred ones, which have the lengths that they had before."""
+        prompts, steps = self.scenario.workload.prompts, self.scenario.steps
+        to_train = (steps - self.step + 1) * prompts
+        draw = self.tail.decide(DrawView(needed=prompts, to_train=to_train, epoch=steps * prompts))
+        self.tail.drew(draw.fresh)
+        self.submit(draw.fresh)
+        for name in draw.again:
+            earlier = self.deferred.pop(name)
+            self._submit_prompt(earlier.number, earlier.prompt, len(earlier.samples))
+
+    def _defer_rest(self) -> None:
+        rest = self.groups.defer_rest()
+        self.cluster.drop_samples({sample for group in rest for sample in group.samples})
+        later = {str(group.number): group for group in rest}
+        self.tail.defer(list(later))
+        self.deferred |= later
+        for group in rest:
+            self.measurements.record_dropped(group)
+
+    def _dispatch(self, group: SimulatedGroup, samples: Sequence[SimulatedSample]) -> None:
+        self.cluster.after(self.scenario.machine.dispatch_s, partial(self._enqueue, group, tuple(samples)))
+
+    def _enqueue(self, group: SimulatedGroup, samples: Sequence[SimulatedSample]) -> None:
+        if group in self.groups.generating:  # it may be deferred already
+            for sample in samples:
+                self.cluster.enqueue(sample)
+
+    def _update(self, update: int) -> Iterator[Condition]:
+        machine, waits_since = self.scenario.machine, self.cluster.now
+        yield lambda: self._can_take(update)
+        if poll_s := self.scenario.scheduler.poll_s:
+            yield from self._wait(-(self.cluster.now - waits_since) % poll_s)
+        batch = self.groups.take()
+        for group in batch:
+            self.measurements.record_trained(group, self.step)
+            self.prompts.trained(group)
+        if self.tail.extra and update + 1 == self.scenario.scheduler.updates:
+            self._defer_rest()
+        started_at = self.cluster.now if self.host_began is None else self.host_began
+        host_s, self.host_began = max(0.0, started_at + machine.host_s - self.cluster.now), None
+        self.lending.set_due(self.cluster.now + (0 if self.scenario.scheduler.early_pause else host_s))
+        yield from self._wait(host_s, wake_before=machine.switch_to_train_s)
+        yield self.lending.train_devices_ready
+        started_at = self.cluster.now
+        tokens, rows = sum(group.trained_tokens for group in batch), sum(len(group.samples) for group in batch)
+        devices = len(self.lending.trains)
+        seconds = machine.train_fixed_s + machine.train_s(tokens, rows) / devices
+        if devices > 1:
+            seconds += machine.train_sync_s / self.scenario.scheduler.updates
+        self.cluster.begin_computation(seconds)
+        yield lambda: self._computation_done(update)
+        self.lending.record_computation(self.cluster.now - started_at)
+        self.lending.set_due(None)
+        self.groups.finish_training()
+
+    def _can_take(self, update: int) -> bool:
+        """Whether a mini-batch can be taken; late groups are dropped for that where the scheduler drops them."""
+        if not self.groups.has_mini_batch():
+            return False
+        while self.scenario.scheduler.drop and (late := self.groups.late_groups(self.step, update)):
+            self._drop(late[0])
+        return not self.groups.held(self.step, update)
+
+    def _computation_done(self, update: int) -> bool:
+        following = (self.step, update + 1) if update + 1 < self.scenario.scheduler.updates else (self.step + 1, 0)
+        if self.scenario.scheduler.prefetch and self.host_began is None:
+            takeable = self.groups.has_mini_batch() and not self.groups.held(*following)
+            self.host_began = self.cluster.now if takeable else None
+        return not self.cluster.computing
+
+    def _drop(self, group: SimulatedGroup) -> None:
+        self.groups.drop(group)
+        self.cluster.drop_samples(set(group.samples))
+        self.measurements.record_dropped(group)
+        self.submit(1)
+
+    def _wait(self, seconds: float, *, wake_before: float = 0.0) -> Iterator[Condition]:
+        """Wait; the policy is also applied `wake_before` seconds before the end."""
+        end = self.cluster.now + seconds
+        if 0 < wake_before < seconds:
+            self.cluster.after(seconds - wake_before, self.lending.look)
+        self.cluster.after(seconds, self.lending.look)
+        yield lambda: self.cluster.now >= end - 1e-9
+
+    def _update_weights(self) -> Iterator[Condition]:
+        if self.scenario.scheduler.cut_at_sync:
+            for device in self.cluster.devices:
+                self.cluster.cut(device)
+        machine, rolling = self.scenario.machine, self.scenario.scheduler.rolling
+        self.cluster.set_syncing(not rolling)
+        yield from self._wait(machine.sync_s)
+        self.cluster.set_syncing(False)
+        self.cluster.commit(self.step, load_s=machine.load_s if rolling else 0.0)
+
+    def on_call_ended(self, sample: SimulatedSample) -> None:
+        """Start the tool, or, after the last turn, finish the sample and perhaps its group."""
+        tool_s = sample.turns[sample.turn].tool_s
+        if sample.next_turn():
+            self.cluster.after(tool_s + self.scenario.machine.call_s, lambda: self._start_turn(sample))
+            return
+        self.cluster.after_helpers(lambda: self._collect(sample))
+
+    def _collect(self, sample: SimulatedSample) -> None:
+        sample.group.unfinished -= 1
+        if not sample.group.unfinished:
+            self.cluster.after(self.scenario.machine.collect_s, lambda: self._group_ended(sample.group))
+
+    def _group_ended(self, group: SimulatedGroup) -> None:
+        """Trains a group whose samples have all ended, gives it more samples, or drops it, as the sampler says."""
+        if group not in self.groups.generating:
+            return
+        verdict = self.prompts.judge(group)
+        if verdict.extra:
+            first, workload = len(group.samples), self.scenario.workload
+            drawn = workload.group(self.scenario.seed, group.number, first=first, last=first + verdict.extra)
+            self._dispatch(group, self.groups.reopen(group, drawn))
+        elif verdict.drop:
+            self._drop(group)
+        else:
+            self.groups.finish(group)
+
+    def _start_turn(self, sample: SimulatedSample) -> None:
+        if sample.group in self.groups.generating:
+            self.cluster.enqueue(sample)

@@ -1,0 +1,109 @@
+"""Forced lengths: the same at the same place whatever is asked before, distributed as a workload says."""
+
+from __future__ import annotations
+
+import math
+from statistics import fmean, median, stdev
+
+import pytest
+
+from seamless_verl.errors import ConfigError
+from seamless_verl.tools.bench.training.workloads import WORKLOADS, Lognormal, Workload, workload_named
+
+EVERY = pytest.mark.parametrize("workload", WORKLOADS.values(), ids=list(WORKLOADS))
+
+
+def lengths(workload: Workload, prompts: int = 1000) -> list[int]:
+    samples = (workload.sample(index, session) for index in range(prompts) for session in range(workload.samples))
+    return [turn.tokens for turns in samples for turn in turns]
+
+
+@EVERY
+def test_a_length_depends_on_its_place_alone(workload: Workload) -> None:
+    drawn = workload.sample(7, 2)
+    lengths(workload, 10)
+    assert workload.sample(7, 2) == drawn
+    places = {(index, session): tuple(workload.sample(index, session)) for index in range(30) for session in range(4)}
+    assert len(set(places.values())) > 50  # neither the prompt nor the sample is left out of the seed
+    assert len({turn.tokens for turn in workload.sample(0, 0)}) == workload.turns
+
+
+def test_workloads_draw_independently() -> None:
+    w1, w2 = WORKLOADS["w1"], WORKLOADS["w2"]
+    assert [w1.turn(n, 0, 0).tokens > 60 for n in range(40)] != [w2.turn(n, 0, 0).tokens > 50 for n in range(40)]
+
+
+def test_the_draws_are_those_of_earlier_reports() -> None:
+    """Figures of different days compare only while these stay."""
+    drawn = {name: [turn.tokens for turn in workload.sample(3, 1)] for name, workload in WORKLOADS.items()}
+    assert drawn == {"w1": [78], "w2": [84], "w2_heavy": [46], "w3": [36, 42, 101, 123]}
+
+
+@EVERY
+def test_lengths_are_lognormal_as_specified(workload: Workload) -> None:
+    drawn = lengths(workload)
+    uncut = [length for length in drawn if length < workload.longest]
+    assert median(drawn) == pytest.approx(workload.tokens.median, rel=0.05)
+    assert 0.95 < stdev(map(math.log, uncut)) / workload.tokens.sigma < 1.05
+    assert min(drawn) >= 1 and max(drawn) <= workload.longest
+    assert len(uncut) > 0.99 * len(drawn)  # the cap is no second peak
+
+
+def test_the_long_tail_reaches_its_cap_and_the_even_one_does_not() -> None:
+    assert max(lengths(WORKLOADS["w2"])) == WORKLOADS["w2"].longest == 1792
+    assert max(lengths(WORKLOADS["w1"])) < WORKLOADS["w1"].longest
+
+
+def test_tools_wait_between_turns_for_as_long_as_specified() -> None:
+    workload = WORKLOADS["w3"]
+    samples = [workload.sample(index, session) for index in range(1000) for session in range(4)]
+    assert all([turn.tool_tokens for turn in turns] == [16, 16, 16, 0] for turns in samples)
+    assert all(turns[-1].wait_s == 0 for turns in samples)
+    waits = [turn.wait_s for turns in samples for turn in turns[:-1]]
+    assert workload.tool is not None
+    assert fmean(waits) == pytest.approx(workload.tool.mean, rel=0.03)
+    assert all(turn.wait_s == 0 for turn in WORKLOADS["w2"].sample(0, 0))
+
+
+def test_a_tool_takes_as_long_as_a_turn_of_an_engine_with_its_share_of_a_step() -> None:
+    w1, w3 = WORKLOADS["w1"], WORKLOADS["w3"]
+    rates = {32: 4000.0, 64: 6000.0}
+    assert w3.turn_s(rates, engines=2) == round(w3.tokens.mean * 32 / 4000, 3)
+    assert w3.turn_s(rates, engines=1) == round(w3.tokens.mean * 64 / 6000, 3)
+    slower = w3.with_turn(2.0)
+    assert slower.tool is not None and slower.tool.mean == pytest.approx(2.0)
+    assert [t.tokens for t in slower.sample(5, 1)] == [t.tokens for t in w3.sample(5, 1)]
+    waits = [turn.wait_s for index in range(1000) for turn in slower.sample(index, 0)[:-1]]
+    assert fmean(waits) == pytest.approx(2.0, rel=0.05)
+    assert w1.with_turn(2.0) == w1
+
+
+def test_a_tools_time_does_not_follow_its_turns_length() -> None:
+    turns = [WORKLOADS["w3"].turn(index, 0, 0) for index in range(2000)]
+    tokens, waits = [math.log(turn.tokens) for turn in turns], [math.log(turn.wait_s) for turn in turns]
+    mean_tokens, mean_waits = fmean(tokens), fmean(waits)
+    covariance = fmean((a - mean_tokens) * (b - mean_waits) for a, b in zip(tokens, waits, strict=True))
+    assert abs(covariance / (stdev(tokens) * stdev(waits))) < 0.1
+
+
+def test_generated_tokens_add_up() -> None:
+    workload = WORKLOADS["w3"]
+    shared_devices = workload.generated(range(0, 3)) + workload.generated(range(3, 8))
+    assert shared_devices == workload.generated(range(8)) == sum(lengths(workload, 8))
+
+
+@EVERY
+def test_the_longest_sample_fits_a_response(workload: Workload) -> None:
+    for index in range(500):
+        turns = workload.sample(index, 0)
+        assert sum(turn.tokens + turn.tool_tokens for turn in turns) <= workload.response_tokens
+    assert workload.step_samples == workload.seats == 64
+
+
+def test_a_lognormal_with_a_mean_has_it() -> None:
+    assert Lognormal.with_mean(0.5, 0.9).mean == pytest.approx(0.5)
+
+
+def test_an_unknown_workload_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"--workload='w9'.*Choose one of w1, w2, w2_heavy, w3"):
+        workload_named("w9")
