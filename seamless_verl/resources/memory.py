@@ -10,7 +10,7 @@ All sizes are one process's share. The sources:
   and four inner widths of the MLP. Full recomputation keeps the layer's input, and one layer at a time.
   Layers in plain torch (`platform=accelerator_without_te`) keep PLAIN_LAYERS times as much: copies of keys and values
   for each head, queries and keys before their norms, a fifth inner width of the MLP. Measured on an H100 with
-  Qwen3-0.6B's layers: 69.9 KB a token and layer, where this counts 49.2 (docs/gpu.md).
+  Qwen3-0.6B's layers: 69.9 KB a token and layer, where this counts 49.2 (tests/gpu/README.md).
   Pipelining does not lessen them: the first of p stages keeps p micro-batches of 1/p of the layers.
   Logits are kept in fp32, and so is their gradient (its section 4.3: 4sbv, twice);
 - KV cache: 2 x layers x kv heads x head size x bytes a token (`ModelFacts.cache_width`);

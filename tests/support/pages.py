@@ -14,6 +14,7 @@ DOCS = ROOT / "docs"
 CURRENT = [
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "patches/README.md")),
     *sorted(DOCS.glob("*.md")),
+    ROOT / "tests/gpu/README.md",
     *sorted((ROOT / "recipes").rglob("README.md")),
     *sorted((ROOT / "seamless_verl").rglob("README.md")),
 ]

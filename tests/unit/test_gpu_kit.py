@@ -13,7 +13,7 @@ from support.paths import ROOT
 from seamless_verl.config.schema import Handover
 
 REQUIREMENTS = ROOT / "requirements"
-PAGE = ROOT / "docs" / "gpu.md"
+PAGE = ROOT / "tests" / "gpu" / "README.md"
 
 
 house = load_file(ROOT / "scripts/gpu_wheelhouse")

@@ -86,7 +86,7 @@ def test_only_what_the_run_uses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_the_page_has_the_versions() -> None:
-    page = (ROOT / "docs" / "gpu.md").read_text(encoding="utf-8").split("## Which versions")[1].split("\n## ")[0]
+    page = (ROOT / "tests/gpu/README.md").read_text(encoding="utf-8").split("## Which versions")[1].split("\n## ")[0]
     cells = [[cell.strip() for cell in row.strip("|").split("|")] for row in page.splitlines() if row.startswith("| ")]
     names = {
         "vLLM on accelerators": "vllm",
