@@ -6,8 +6,8 @@
 that is not finite, text for anything else. A step may have two lines, as with a checkpoint, before which what is known
 is written; read together, the later value of a metric counts.
 
-Invariants: each line is written whole and flushed at once, in the order of steps, and that of a step with a checkpoint
-before the next step begins; a resumed run continues the file after dropping what lies beyond its checkpoint.
+Invariants: each line is written whole and flushed at once, in the order of steps; a resumed run continues the file
+after dropping what lies beyond its checkpoint.
 """
 
 from __future__ import annotations
@@ -21,8 +21,6 @@ from pathlib import Path
 from seamless_verl.runtime.files import JsonLines, whole_rows
 
 FILE = "metrics.jsonl"
-REPORT_S = "seamless/report_s"
-"""Seconds from a step's end until its metrics were ready to be written, where the next step did not wait for them."""
 
 
 @dataclass(frozen=True)
@@ -49,10 +47,11 @@ class StepMetrics:
     def beside(cls, checkpoints: str) -> StepMetrics:
         return cls(Path(checkpoints) / FILE)
 
-    def add(self, step: int, metrics: Mapping[str, object], ended: float | None = None) -> None:
-        """Appends a step's line, in one write; the step ended then, or now."""
-        at = time.time() if ended is None else ended
-        self.file.add({"step": step, "time": at, "metrics": {name: plain(value) for name, value in metrics.items()}})
+    def add(self, step: int, metrics: Mapping[str, object]) -> None:
+        """Appends the line of a step that ends now, in one write."""
+        self.file.add(
+            {"step": step, "time": time.time(), "metrics": {name: plain(value) for name, value in metrics.items()}}
+        )
 
     def resume_at(self, step: int) -> None:
         """Drops the lines after `step`, the one whose checkpoint was loaded; all of them for 0, a run from nothing."""

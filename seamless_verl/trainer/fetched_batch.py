@@ -1,8 +1,7 @@
 """The batch of an update is fetched while engines are being frozen for it, where verl fetches it when they are.
 
 A worker reads its rows out of TransferQueue before it trains them, and its device has nothing to do meanwhile. Fetching
-needs no device: it begins before they are reclaimed, and early enough to be over when they are. While the workers then
-compute, the trainer's process has nothing to do: it prepares what comes next.
+needs no device: it begins before they are reclaimed, and early enough to be over when they are.
 
 Owned state: each worker the batch that it has fetched, until its next update takes it; the trainer how long it takes.
 """
@@ -23,7 +22,6 @@ from verl.single_controller.base.decorator import (
 )
 
 from seamless_verl.resources.lending.marginal import moving_average
-from seamless_verl.runtime.process import BackgroundTask
 from seamless_verl.trainer.lending import DeviceLending
 
 ACTORS = "actor"  # verl's name for the mesh of ranks that train the actor
@@ -61,24 +59,17 @@ class FetchesAhead:
 class AheadOfUpdate:
     """Begins the fetch of an update's batch; `update` of the worker group `group` is called where it is no gain.
 
-    That is where training has its devices already. `meanwhile` is called in a thread while the workers compute; the
-    update has ended when both have.
+    That is where training has its devices already.
     """
 
-    def __init__(
-        self,
-        group: Any,
-        update: Callable[[Any], Any],
-        lending: DeviceLending,
-        meanwhile: Callable[[], None] | None = None,
-    ) -> None:
-        self.group, self.update, self.lending, self.meanwhile = group, update, lending, meanwhile
+    def __init__(self, group: Any, update: Callable[[Any], Any], lending: DeviceLending) -> None:
+        self.group, self.update, self.lending = group, update, lending
         self.fetch_s: float | None = None
 
     def __call__(self, batch: Any) -> Computation:
         """What is to be computed, once training has the devices; returns when it is time to reclaim them."""
         if not self.lending.reclaims():
-            return partial(self._beside, partial(self.update, batch))
+            return partial(self.update, batch)
         began = time.monotonic()
         fetches = self.group.fetch_ahead(batch)
         lead_s = max(0.0, (self.fetch_s or 0.0) - self.lending.statistics.switch_s)
@@ -94,16 +85,7 @@ class AheadOfUpdate:
             self._took(time.monotonic() - began)
         elif self.fetch_s is not None:  # it took less than the reclaim and the lead
             self.fetch_s = min(self.fetch_s, time.monotonic() - began)
-        return self._beside(self.group.update_fetched)
-
-    def _beside(self, compute: Computation) -> Any:
-        """What is computed, when `meanwhile` has ended, too; an error of the workers is raised at once."""
-        if self.meanwhile is None:
-            return compute()
-        preparation = BackgroundTask("preparation of the next update", self.meanwhile)
-        computed = compute()
-        preparation.result()
-        return computed
+        return self.group.update_fetched()
 
     def _took(self, seconds: float) -> None:
         self.fetch_s = max(seconds, moving_average(self.fetch_s, seconds))  # what is late holds every device up

@@ -99,8 +99,6 @@ class DeviceLending(ABC):
         wait_for_loads: returns when no replica loads weights on these devices; raises if a load has failed.
     """
 
-    keeps_calls = True  # a replica whose device training has
-
     def __init__(
         self,
         client: DataPlaneClient,
@@ -182,10 +180,6 @@ class DeviceLending(ABC):
     def reclaims(self) -> bool:
         """Whether training has to reclaim devices before it computes."""
         return self.depth == 0 and len(self.reclaimed) < len(self.ids)
-
-    def freezes_generation(self) -> bool:
-        """Whether nothing generates, since training has the devices of all replicas, in which calls stay meanwhile."""
-        return self.keeps_calls and not self.views.devices.rollout and len(self.reclaimed) == len(self.ids)
 
     def wrap_computations(self, trainer: Any, prepared: Mapping[str, Callable[..., Any]] = NOTHING) -> None:
         """Puts each computation of the actor's and the reference's worker groups inside `training`.
@@ -284,8 +278,6 @@ class ReleasedLending(DeviceLending):
         put_away: puts the memory of all that are released away.
         load: takes the memory of some of them back, with the committed weights; returns those that then serve.
     """
-
-    keeps_calls = False
 
     def __init__(self, *args: Any, put_away: Callable[[], Any], load: Callable[[list[str]], list[str]]) -> None:
         super().__init__(*args)

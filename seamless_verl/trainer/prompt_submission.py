@@ -136,40 +136,13 @@ class PromptSubmittingTrainer(PPOTrainer):  # type: ignore[misc]
         self.replay_buffer.outstanding()
         return ended
 
-    def prepare_while_updating(self) -> None:
-        """While workers compute the last update of a step: submits the next step's prompts.
-
-        What that takes would else be time in which engines have nothing to do. Generation of these prompts begins when
-        the version of the update is committed. But where nothing generates meanwhile, and the staleness bound is far
-        off, they are prompts of this step: their calls then wait in the engines, and go on as these do.
-        """
-        if not self._prepares_while_updating():
-            return
-        if self.lending.freezes_generation() and self.seamless.staleness_bound > self.batches_ahead + 1:
-            try:
-                self.refill()
-            except Exception as error:  # raised by the next step: this one is trained
-                self.prepared = error
-        self.begin_next_step()
-
-    def saves(self) -> bool:
-        """Whether this step ends with a checkpoint."""
-        every = int(self.config.trainer.save_freq)
-        return every > 0 and self.global_steps % every == 0
-
-    def _prepares_while_updating(self) -> bool:
-        """Not where a checkpoint comes first, and not where the step's end decides what is drawn."""
-        decided_later = self.tail.extra or self.tail.deferred or self.seamless.sampler.name is not None
-        is_last = self.step_batches == self.parameter_sync_step
-        return is_last and self._goes_on_at_once() and not self.saves() and not decided_later
-
     def begin_next_step(self) -> None:
-        """At a step's end: submits the prompts of the next one, as far as that was not done while it updated.
+        """At a step's end: submits the prompts of the next one.
 
         What else a step's end takes, its metrics and the clearing of its rows, is done while engines generate. Else
         those that had ended what was drawn ahead would stand idle for it.
         """
-        if self.prepared is not None or not self._goes_on_at_once():
+        if not self._goes_on_at_once():
             return
         with self._as_next_step():
             try:
@@ -180,13 +153,11 @@ class PromptSubmittingTrainer(PPOTrainer):  # type: ignore[misc]
     @contextmanager
     def _as_next_step(self) -> Iterator[None]:
         """Prompts that are submitted in the block are the next step's."""
-        updates, self.step_batches = self.step_batches, 0
         self.global_steps += 1
         try:
             yield
         finally:
             self.global_steps -= 1
-            self.step_batches = updates
 
     def _goes_on_at_once(self) -> bool:
         """Whether the next step follows this one with no validation, profile or end of the run between.

@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
-from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1.replay_buffer import ReplayBufferAsync
 
 from seamless_verl.agent_loops.given_prompts import TRAIN
-from seamless_verl.agent_loops.rows import prompt_of
 from seamless_verl.journal import GroupDecided, GroupOutcome
 from seamless_verl.resources.staleness import StalenessBound
 from seamless_verl.runtime.sample_lengths import LengthRecord
@@ -122,15 +120,6 @@ class SeamlessReplayBuffer(ReplayBufferAsync):
     def finished(self) -> int:
         """Groups that were ready to be trained at the last look at the queue."""
         return len(self.finished_keys[TRAIN] - set(self.unwanted()))
-
-    def ended_groups(self, at_most: int, known: Callable[[str], bool]) -> KVBatchMeta:
-        """The rows of the oldest groups that were ready to be trained at the last look, without known ones."""
-        submitted = self.prompt_global_steps[TRAIN]
-        ready = self.finished_keys[TRAIN] - set(self.sampled)
-        oldest = sorted((uid for uid in ready if not known(uid)), key=lambda uid: submitted[uid])
-        chosen = set(oldest[:at_most])
-        rows = {key: tag for key, tag in self.partitions[TRAIN].items() if prompt_of(key) in chosen}
-        return KVBatchMeta(keys=list(rows), tags=list(rows.values()), partition_id=TRAIN)
 
     def unfinished(self) -> int:
         """Groups that generated at the last look at the queue, validation's too."""

@@ -21,7 +21,7 @@ from verl.utils.config import omega_conf_to_dataclass
 
 from seamless_verl.config.checks.settings import Settings
 from seamless_verl.config.planning import choose_handover, plan_of
-from seamless_verl.config.schema import Handover, KvOnUpdate, SeamlessConfig, usable_cores
+from seamless_verl.config.schema import Handover, KvOnUpdate, SeamlessConfig
 from seamless_verl.data_plane.client import DataPlaneClient, PlacedReplica, living_replies
 from seamless_verl.data_plane.server_calls import ServerCalls
 from seamless_verl.platform.adaptation import rebound
@@ -48,7 +48,6 @@ from seamless_verl.trainer.replica_starts import ReplicaStarter, noticed_s
 from seamless_verl.trainer.sampled_prompts import SamplingTrainer
 from seamless_verl.trainer.scheduling_checkpoint import RECORDING
 from seamless_verl.trainer.servers import FirstRanks, SeamlessServers, StartedServers
-from seamless_verl.trainer.step_report import StepReport
 from seamless_verl.trainer.validation_curve import ValidationCurve
 from seamless_verl.trainer.workers import SeamlessActorWorker, SeamlessCriticWorker, SeamlessWorkerGroup
 from seamless_verl.trajectory.policies import make_policy
@@ -77,7 +76,6 @@ class TrainerSetup(SamplingTrainer):
         self.saved: list[int] = []  # steps whose checkpoints this run saved, and did not remove
         self.curve = ValidationCurve.beside(config.trainer.default_local_dir)
         self.step_metrics = StepMetrics.beside(config.trainer.default_local_dir)
-        self.report = StepReport()
         if self.seamless.record_lengths:
             self.lengths = LengthRecord.beside(config.trainer.default_local_dir)
         describe(config, self.seamless, self.layout).write(Path(config.trainer.default_local_dir))
@@ -152,16 +150,8 @@ class TrainerSetup(SamplingTrainer):
         self.generating = [device for placed in replicas for device in placed.devices]
         self.device_time = self._device_time(replicas)
         self.lending = self._lending(replicas)
-        of_update = {} if self._devices_are_all_cores() else {"meanwhile": self.while_updating}
-        self.lending.wrap_computations(self, {UPDATE: partial(AheadOfUpdate, **of_update)})
+        self.lending.wrap_computations(self, {UPDATE: AheadOfUpdate})
         self.commit = self._commit(replicas)
-
-    def _devices_are_all_cores(self) -> bool:
-        """Whether devices are cores, and the host has no other.
-
-        What the trainer's process does during an update takes one then, and the ranks on all others wait for that one.
-        """
-        return self.config.trainer.device == "cpu" and len(self.device_time.devices) >= usable_cores()
 
     def _before_computation(self) -> None:
         self.await_deferred()  # else devices might be lent for what is being ended

@@ -112,7 +112,6 @@ class SeamlessTaskRunner(plain_class(TaskRunnerV1)):  # type: ignore[misc]
         checks += [
             self.trainer.commit.raise_failed,
             self.trainer.starter.raise_failed,
-            self.trainer.report.raise_failed,
         ]
         watchdog = Watchdog(
             limits.no_progress_s,

@@ -12,33 +12,29 @@ import os
 import time
 from collections import Counter
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 import ray
 import transfer_queue as tq
+from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.utils import Role
-from verl.trainer.ppo.v1 import trainer_base
 from verl.trainer.ppo.v1.trainer_base import register_trainer
 from verl.utils.debug import marked_timer
 
 from seamless_verl.agent_loops.rows import has_old_logprobs
 from seamless_verl.journal import GroupOutcome
-from seamless_verl.platform.adaptation import rebound
 from seamless_verl.runtime.checkpoint_cleanup import marked_save, remove_emptied
 from seamless_verl.runtime.checkpoint_marker import step_folder
 from seamless_verl.runtime.finite_checkpoint import RESUME_ANOTHER, record_finite
 from seamless_verl.runtime.process import freeze_imports
 from seamless_verl.runtime.scores import by_score, metric_values
 from seamless_verl.trainer.advantage_trainer import TRAIN_ALL, AdvantageTrainer
-from seamless_verl.trainer.balanced_rows import partitions
 from seamless_verl.trainer.corrected_update import UPDATE, update_numbers
 from seamless_verl.trainer.deferred_prompts import stored
 from seamless_verl.trainer.earlier_checkpoints import all_steps, earlier_steps, kept_checkpoints, loaded_from
 from seamless_verl.trainer.finite_updates import KEYS
-from seamless_verl.trainer.group_advantages import rows_at
 from seamless_verl.trainer.plane_progress import REPLY_S
 from seamless_verl.trainer.replica_starts import LOOK_S
 from seamless_verl.trainer.scheduling_checkpoint import (
@@ -51,11 +47,9 @@ from seamless_verl.trainer.scheduling_checkpoint import (
 from seamless_verl.trainer.session_weight import fixed_micro_batches, mini_batches_of
 from seamless_verl.trainer.step_line import REWARD
 from seamless_verl.trainer.step_log import logging_of
-from seamless_verl.trainer.step_report import LOG_FROM_ANY_THREAD
 from seamless_verl.trainer.token_mask import agreement, mask_stale, own_keys
 from seamless_verl.trainer.trained_columns import trained_columns
 
-LAST_REPORT_S = 10.0  # of the 25 in which a run that is stopped has to end
 KEEP_EARLIER = "It is not saved, so that the last checkpoint stays: the same command goes on from that"
 
 
@@ -79,13 +73,9 @@ class SeamlessTrainer(AdvantageTrainer):
 
     def fit(self, agent_loop_manager: Any) -> None:
         lines = self.seamless.console == "line"
-        logging = logging_of(self.step_metrics, lambda: int(self.total_training_steps), lines=lines, report=self.report)
+        logging = logging_of(self.step_metrics, lambda: int(self.total_training_steps), lines=lines)
         with logging:
-            try:
-                super().fit(agent_loop_manager)
-            except BaseException:
-                self.report.finish_within(LAST_REPORT_S)
-                raise
+            super().fit(agent_loop_manager)
 
     looked_for_returns = 0.0  # when, for replicas that were given up and reply again
     returns: ray.ObjectRef[list[str]] | None = None  # the question for them that has no reply yet
@@ -120,7 +110,6 @@ class SeamlessTrainer(AdvantageTrainer):
             self.critic_wg.refuse_not_finite(f"{what} of the critic", way_out)
 
     def _save_checkpoint(self) -> None:
-        self._finish_report()
         self.enter_stage(f"saving, step {self.global_steps}")
         self.commit.wait()
         self._refuse_not_finite(f"The model after step {self.global_steps}", KEEP_EARLIER)
@@ -178,10 +167,6 @@ class SeamlessTrainer(AdvantageTrainer):
         self.refill_for_update()
         if self.replay_buffer.finished() < self.bound.batch:
             self.lending.offer(None)
-
-    def _await_group(self, seconds: float, enough: int = 1) -> bool:
-        self.report.start()
-        return super()._await_group(seconds, enough)
 
     def _wait_for_groups(self) -> None:
         self.starter.while_waiting(self._load_started)
@@ -246,10 +231,6 @@ class SeamlessTrainer(AdvantageTrainer):
             dropped = [group.uid for group in groups if group.outcome not in kept]
             self.lengths.write(self.global_steps, trained, dropped)
 
-    def _balance_batch(self, batch: Any, *args: Any, **kwargs: Any) -> Any:
-        with rebound(trainer_base, get_seqlen_balanced_partitions=partitions):
-            return super()._balance_batch(batch, *args, **kwargs)
-
     def _compute_old_log_prob(self, batch: Any, metrics: dict[str, Any]) -> Any:
         if self.seamless.tokens.policy != TRAIN_ALL:
             trained, masked = mask_stale(batch, self.token_policy, self.global_steps - 1)
@@ -275,12 +256,6 @@ class SeamlessTrainer(AdvantageTrainer):
         """Optimizer steps of an update: its prompts in mini-batches of so many prompts."""
         return max(1, self.bound.batch // int(config.ppo_mini_batch_size))
 
-    def while_updating(self) -> None:
-        """Prepares what comes next; in a thread, while this one waits for workers to compute an update."""
-        self.prepare_while_updating()
-        self._compute_advantages_ahead()
-        self.report.start()
-
     def _update_actor(self, batch: Any, metrics: dict[str, Any]) -> Any:
         correction, update = self.seamless.correction, self.step_batches - 1
         batch.fields, batch.extra_info[KEYS] = trained_columns(batch.fields), "\n".join(batch.keys)
@@ -293,45 +268,17 @@ class SeamlessTrainer(AdvantageTrainer):
 
     def _compute_values(self, batch: Any, metrics: dict[str, Any]) -> Any:
         with self.lending.training("infer_batch"):  # the critic's group returns at once, verl waits in here
-            self.report.start()
             return super()._compute_values(batch, metrics)
 
     def _update_critic(self, batch: Any, metrics: dict[str, Any]) -> Any:
         batch.fields, batch.extra_info[KEYS] = trained_columns(batch.fields), "\n".join(batch.keys)
         with self.lending.training("train_mini_batch"):
-            self.report.start()
             if not self.weighs_sessions:
                 return super()._update_critic(batch, metrics)
             with mini_batches_of(self.critic_wg, "train_mini_batch", len(batch) // self._steps(self.config.critic)):
                 return super()._update_critic(batch, metrics)
 
-    def _compute_metrics(self, batch: Any, metrics: dict[str, Any], *args: Any, **kwargs: Any) -> None:
-        """The first piece of a step's report, which verl's loop then clears and logs."""
-        self._finish_report()
-        compute = partial(super()._compute_metrics, batch, metrics, *args, **kwargs)
-        if self._reports_beside():
-            self.report.open(compute)
-        else:
-            compute()
-
-    def _reports_beside(self) -> bool:
-        """Whether the step that ends is reported beside the next one.
-
-        Not where all of the host's cores train, and not with a checkpoint, after which a run that is killed goes on:
-        the step's line is in the file by then. A dump has the number of the step in which it is made.
-        """
-        trainer = self.config.trainer
-        loggers = {trainer.logger} if isinstance(trainer.logger, str) else set(trainer.logger)
-        waits = self.saves() or trainer.get("rollout_data_dir", None) or self._devices_are_all_cores()
-        return self._goes_on_at_once() and not waits and loggers <= LOG_FROM_ANY_THREAD
-
-    def _finish_report(self) -> None:
-        if self.report.runs:
-            self.enter_stage(f"logging, step {self.global_steps - 1}")
-            self.report.finish()
-
     def _validate(self) -> dict[str, float]:
-        self._finish_report()
         self.enter_stage(f"validating, step {self.global_steps}")
         self.commit.wait()
         self.lending.offer(None)
@@ -360,3 +307,9 @@ class SeamlessTrainer(AdvantageTrainer):
         expected = {key: count - left_out[key] for key, count in (expected_acc_counts or {}).items()}
         metrics: dict[str, float] = super()._val_metrics_update(sources, uids, infos, turns, expected)
         return metrics | {"seamless/validation/unscored": float(len(unscored))}
+
+
+def rows_at(batch: KVBatchMeta, places: Sequence[int]) -> KVBatchMeta:
+    """These rows of a batch."""
+    keys, tags = [batch.keys[i] for i in places], [batch.tags[i] for i in places]
+    return KVBatchMeta(keys=keys, tags=tags, partition_id=batch.partition_id)

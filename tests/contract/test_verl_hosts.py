@@ -12,7 +12,6 @@ from support.hosts import attributes, found, listed, parameters, signature
 from seamless_verl.agent_loops.rows import GREEDY_UNLESS, SAMPLES
 from seamless_verl.config.verl_keys import RESERVED_COLUMNS
 from seamless_verl.platform.adaptation import plain_class
-from seamless_verl.trainer.balanced_rows import partitions
 
 BASE = "verl.trainer.ppo.v1.trainer_base:PPOTrainer."
 BUFFER = "verl.trainer.ppo.v1.replay_buffer:ReplayBufferAsync."
@@ -28,15 +27,12 @@ OVERRIDDEN = {
     BASE + "get_llm_client": "(self) -> verl.workers.rollout.llm_server.LLMServerClient",
     BASE + "_rollout_server_managers": "(self) -> list",
     BASE + "_get_n_gpus_for_throughput": "(self) -> int",
-    BASE + "_balance_batch": f"(self, batch: {BATCH}, metrics, logging_prefix='global_seqlen', keep_minibatch=False)",
     BASE + "_compute_old_log_prob": f"(self, batch: {BATCH}, metrics: dict) -> {BATCH}",
     BASE + "_compute_values": f"(self, batch: {BATCH}, metrics: dict) -> {BATCH}",
     BASE + "_get_required_batch_multiple": "(self, dp_size: int) -> int",
     BASE + "_compute_advantage": f"(self, batch: {BATCH}, metrics: dict) -> {BATCH}",
     BASE + "_update_actor": f"(self, batch: {BATCH}, metrics: dict) -> {BATCH}",
     BASE + "_update_critic": f"(self, batch: {BATCH}, metrics: dict) -> {BATCH}",
-    BASE + "_compute_metrics": f"(self, batch: {BATCH}, metrics, timing_raw, global_steps, epoch)",
-    BASE + "_log_rollout_data": f"(self, batch: {BATCH}, timing_raw: dict, rollout_data_dir: str)",
     BASE + "_validate": "(self) -> dict[str, float]",
     BASE + "_val_metrics_update": "(self, data_sources, sample_uids, reward_extra_infos_dict, sample_turns,"
     " expected_acc_counts: dict[tuple[str, str], int] | None = None) -> dict[str, float]",
@@ -74,7 +70,6 @@ CALLED = {
     " num_repeat norm_adv_by_std_in_grpo config",
     "verl.trainer.ppo.ray_trainer:compute_advantage": "data adv_estimator gamma lam num_repeat norm_adv_by_std_in_grpo"
     " config",
-    "verl.utils.seqlen_balancing:get_seqlen_balanced_partitions": "seqlen_list k_partitions equal_size",
     BASE + "_add_async_warmup_batches": "self num_warmup_batches",
     BASE + "_add_prompts_to_generate": "self num_prompts",
     BASE + "_submit_batch_to_rollout": "self batch",
@@ -218,19 +213,12 @@ def test_the_names_of_columns_that_verl_computes_are_reserved() -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        *("RayWorkerGroup", "LLMServerManager", "register_trainer", "get_seqlen_balanced_partitions"),
-        *("Tracking", "tqdm", "pprint", "tq"),
+        *("RayWorkerGroup", "LLMServerManager", "register_trainer"),
+        *("Tracking", "tqdm", "pprint", "compute_advantage_for_multi_trajectories"),
     ],
 )
 def test_the_names_rebound_during_set_up_and_training_exist(name: str) -> None:
     assert name in vars(inspect.getmodule(found(BASE[:-1], "seamless-trainer")))
-
-
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_rows_are_divided_among_ranks_as_verl_divides_them(ranks: int) -> None:
-    divide = found("verl.utils.seqlen_balancing:get_seqlen_balanced_partitions", "seamless-trainer")
-    lengths = [7, 3, 3, 9, 1, 5]
-    assert partitions(lengths, ranks, equal_size=True) == divide(lengths, ranks, equal_size=True)
 
 
 def test_with_bypass_mode_old_logprobs_are_a_copy_of_the_engines() -> None:
@@ -260,23 +248,6 @@ def test_each_step_is_logged_once_and_nothing_else_is_printed_that_the_file_has(
         "Initial validation metrics",
         "Final validation metrics",
     }
-
-
-def test_what_verl_does_between_two_steps_is_what_a_report_holds() -> None:
-    """After the commit: metrics, a dump, the clearing of rows and logging, and nothing that needs their results."""
-    source = inspect.getsource(found(BASE + "fit", "seamless-trainer"))
-    between = source[
-        source.index("self.on_step_end()") : source.index("self.global_steps += 1", source.index("self.on_step_end()"))
-    ]
-    called = re.findall(r"\b(self\.(?!config|global_steps|timing_raw)[\w.]+|tq\.\w+)\(", between)
-    validation = ["self.on_validate_begin", "self._validate", "self.on_validate_end"]
-    reported = ["self._compute_metrics", "self._log_rollout_data", "tq.kv_clear", "self.logger.log"]
-    assert called == [
-        *("self.on_step_end", "self._consume_sync_metrics"),
-        *validation,
-        *reported,
-        "self.dapo_filtered_reward_logger.log",
-    ]
 
 
 def test_the_trainer_calls_no_other_computation() -> None:

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from seamless_verl.runtime.step_metrics import REPORT_S
 from seamless_verl.tools.compare.processes import RunFailedError, Tail, managed_process, poll_until_end
 
 LOG_FILE, METRICS_FILE = "log.txt", "logged.jsonl"  # no run's own metrics.jsonl, by which `view` knows a run
@@ -34,7 +33,6 @@ class RunningJob:
         """Reads the steps logged since the last call."""
         for at, line in self.metrics.read():
             logged = json.loads(line)
-            at -= logged.get("data", {}).get(REPORT_S, 0.0)  # the step ended before its line was ready
             self.steps.append({"at": round(at - self.began, 4), **logged})
             self.on_step(self.steps[-1])
 

@@ -47,7 +47,6 @@ def test_a_save_that_does_not_end_leaves_the_one_before(
 ) -> None:
     from verl.trainer.ppo.v1 import trainer_base
 
-    from seamless_verl.trainer.step_report import StepReport
     from seamless_verl.trainer.trainer import SeamlessTrainer
 
     trainer = SeamlessTrainer.__new__(SeamlessTrainer)
@@ -58,7 +57,7 @@ def test_a_save_that_does_not_end_leaves_the_one_before(
     trainer.config = OmegaConf.create(config)
     trainer.actor_rollout_wg, trainer.critic_wg, trainer.use_critic = Workers(), Workers(), True
     trainer.commit, trainer.saved, trainer.trainer_mode = SimpleNamespace(wait=lambda: None), [], "seamless"
-    trainer.train_dataloader, trainer.report = SimpleNamespace(state_dict=dict), StepReport()
+    trainer.train_dataloader = SimpleNamespace(state_dict=dict)
     trainer.checkpoint_callback = SimpleNamespace(on_save=lambda **_: None)
     for name in ("enter_stage", "_record_groups", "_save_own_state", "_refuse_not_finite", "_log_what_is_known"):
         monkeypatch.setattr(trainer, name, lambda *_: None, raising=False)

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import threading
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from omegaconf import OmegaConf
 from verl.single_controller.base.decorator import MAGIC_ATTR
 
-from seamless_verl.trainer import fetched_batch, setup
+from seamless_verl.trainer import fetched_batch
 from seamless_verl.trainer.fetched_batch import ACTORS, FETCH, FETCHED, AheadOfUpdate, FetchesAhead
-from seamless_verl.trainer.trainer import SeamlessTrainer
 from seamless_verl.trainer.workers import SeamlessActorWorker
 
 pytestmark = pytest.mark.integration
@@ -122,54 +119,6 @@ def test_a_fetch_that_fails_ends_the_update(replies: Replies) -> None:
     with pytest.raises(ConnectionError, match="the queue is gone"):
         compute()
     assert workers.calls == ["fetch a"], "nothing was trained"
-
-
-@pytest.mark.parametrize("reclaims", [True, False])
-def test_what_comes_next_is_prepared_while_the_workers_compute(replies: Replies, reclaims: bool) -> None:
-    """Each waits for the other here; the update has ended when both have."""
-    workers, prepares, computes = Workers(replies), threading.Event(), threading.Event()
-    ahead, prepared = ahead_of(workers, reclaims=reclaims), list[str]()
-
-    def compute(*_: Any) -> str:
-        computes.set()
-        assert prepares.wait(30)
-        return "trained"
-
-    def meanwhile() -> None:
-        assert computes.wait(30)
-        prepares.set()
-        prepared.append("the next batch")
-
-    workers.update_fetched = compute  # type: ignore[method-assign]
-    ahead.update, ahead.meanwhile = compute, meanwhile
-    computation = ahead("a")
-    assert not prepared
-    assert computation() == "trained" and prepared == ["the next batch"]
-
-
-@pytest.mark.parametrize(
-    ("device", "devices", "cores", "all_cores"),
-    [("cpu", 2, 2, True), ("cpu", 4, 2, True), ("cpu", 1, 2, False), ("cuda", 8, 2, False)],
-)
-def test_nothing_is_prepared_meanwhile_where_all_cores_are_devices(
-    monkeypatch: pytest.MonkeyPatch, device: str, devices: int, cores: int, all_cores: bool
-) -> None:
-    monkeypatch.setattr(setup, "usable_cores", lambda: cores)
-    trainer = SeamlessTrainer.__new__(SeamlessTrainer)
-    trainer.config = OmegaConf.create({"trainer": {"device": device}})
-    trainer.device_time = SimpleNamespace(devices=["one"] * devices)  # type: ignore[assignment]
-    assert trainer._devices_are_all_cores() is all_cores
-
-
-def test_what_fails_meanwhile_ends_the_update(replies: Replies) -> None:
-    ahead = ahead_of(Workers(replies))
-
-    def meanwhile() -> None:
-        raise ConnectionError("the queue is gone")
-
-    ahead.meanwhile = meanwhile
-    with pytest.raises(ConnectionError, match="the queue is gone"):
-        ahead("a")()
 
 
 def test_a_worker_trains_each_batch_that_it_fetched_once() -> None:

@@ -1,4 +1,4 @@
-"""What is made of a batch before it is trained: the old logprobs of rows that lack them, and each rank's rows."""
+"""What is made of a batch before it is trained: the old logprobs of rows that lack them."""
 
 from __future__ import annotations
 
@@ -46,16 +46,3 @@ def test_verl_makes_the_column_of_rows_that_lack_it(
     assert trainer._compute_old_log_prob(batch, metrics) is batch
     assert asked == by_verl
     assert metrics == ({} if bypass else {"agrees": 1.0})
-
-
-def test_one_rank_alone_gets_all_rows_without_a_search(monkeypatch: pytest.MonkeyPatch) -> None:
-    divided = list[Any]()
-
-    def balance(*_: Any, **__: Any) -> None:
-        divided.append(trainer_base.get_seqlen_balanced_partitions([5, 3], k_partitions=1, equal_size=True))
-
-    verls = trainer_base.get_seqlen_balanced_partitions
-    monkeypatch.setattr(trainer_base.PPOTrainer, "_balance_batch", balance)
-    monkeypatch.setattr("verl.utils.seqlen_balancing.karmarkar_karp", lambda **_: pytest.fail("it was searched"))
-    SeamlessTrainer.__new__(SeamlessTrainer)._balance_batch(None, metrics={})
-    assert divided == [[[0, 1]]] and trainer_base.get_seqlen_balanced_partitions is verls

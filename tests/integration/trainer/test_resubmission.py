@@ -215,89 +215,13 @@ def test_a_step_s_prompts_are_submitted_before_the_bookkeeping_of_the_last_one(
     assert submitted == [6, 6]
 
 
-@pytest.mark.parametrize(
-    ("changed", "submitted"),
-    [
-        pytest.param({}, [(6, 8)], id="others generate meanwhile: the next step's begin at its commit"),
-        pytest.param({"frozen": True}, [(5, 8)], id="nothing does: as prompts of this step, in which they begin"),
-        pytest.param({"frozen": True, "max_staleness": 3}, [(6, 8)], id="the bound is near"),
-        pytest.param({"max_staleness": 0, "outstanding": 0}, [(6, 8)], id="on-policy"),
-        pytest.param({"updates": 2}, [], id="the step has another update"),
-        pytest.param({"save_freq": 5}, [], id="a checkpoint comes before"),
-        pytest.param({"save_freq": 4}, [(6, 8)], id="none is due"),
-        pytest.param({"test_freq": 5}, [], id="a validation comes between"),
-        pytest.param({"extra": 2}, [], id="the step's end decides which prompts begin again"),
-        pytest.param({"sampler": "dars"}, [], id="or how many samples they get"),
-        pytest.param({"manager": object()}, [], id="a manager that may generate before it returns"),
-    ],
-)
-def test_the_next_step_s_prompts_are_submitted_while_an_update_is_computed(
-    monkeypatch: pytest.MonkeyPatch, changed: dict[str, Any], submitted: list[tuple[int, int]]
-) -> None:
-    """A step has 8 prompts, those of two steps may be outstanding beyond it, and those of one are not trained yet."""
-    given = {"max_staleness": 4, "frozen": False, "updates": 1, "save_freq": -1, "test_freq": -1, "extra": 0}
-    given |= {"sampler": None, "manager": OUR_MANAGER, "outstanding": 16} | changed
-    trainer, found = trainer_of(max_staleness=given["max_staleness"]), list[tuple[int, int]]()
-    monkeypatch.setattr(Trainer, "_goes_on_at_once", PromptSubmittingTrainer._goes_on_at_once)
-    trainer.config = OmegaConf.create(
-        {
-            "data": {"train_batch_size": 8},
-            "skip": {"rollout_tq": {"enable": False}},
-            "trainer": {"test_freq": given["test_freq"], "save_freq": given["save_freq"], "total_epochs": 1},
-            "global_profiler": {"steps": None},
-        }
-    )
-    trainer.total_training_steps, trainer.steps_per_epoch, trainer.train_dataloader = 99, 99, range(100)
-    trainer.tail, trainer.step_batches, trainer.parameter_sync_step = TailBatching(given["extra"]), 1, given["updates"]
-    trainer.ahead = SimpleNamespace(level=2) if given["max_staleness"] else None  # type: ignore[assignment]
-    trainer.seamless.sampler = SimpleNamespace(name=given["sampler"])  # type: ignore[misc]
-    trainer.lending = SimpleNamespace(freezes_generation=lambda: given["frozen"])  # type: ignore[assignment]
-    trainer.replay_buffer = SimpleNamespace(  # type: ignore[assignment]
-        outstanding=lambda: given["outstanding"] + sum(number for _, number in found)
-    )
-    trainer.agent_loop_manager = given["manager"]
-
-    def submit(trainer: Any, number: int = 8) -> dict[str, Any]:
-        found.append((trainer.global_steps, number))
-        return {}
-
-    monkeypatch.setattr(trainer_base.PPOTrainer, "prepare_step", submit)
-    monkeypatch.setattr(Trainer, "_add_prompts_to_generate", submit)
-    trainer.prepare_while_updating()
-    assert (found, trainer.global_steps, trainer.step_batches) == (submitted, 5, 1)
-    before = list(found)
-    if submitted:
-        trainer.step_batches = 0
-        trainer.begin_next_step()  # at the step's end
-        trainer.global_steps = 6
-        trainer.prepare_step()
-        assert found == before, "once"
-
-
 def test_generation_begins_on_the_version_of_the_step_before() -> None:
     trainer, waits = trainer_of(), list[int]()
     trainer.commit = SimpleNamespace(when_committed=lambda version, begin: waits.append(version))  # type: ignore[assignment]
     trainer._when_it_may_begin(lambda: None)
-    trainer.step_batches = 1
     with trainer._as_next_step():
         trainer._when_it_may_begin(lambda: None)
     assert waits == [4, 5]
-
-
-def test_what_ends_the_draw_while_an_update_is_computed_is_raised_by_the_next_step(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def refuse(trainer: Any) -> None:
-        raise ValueError("every prompt is left out")
-
-    trainer = trainer_of(max_staleness=4)
-    monkeypatch.setattr(trainer, "_prepares_while_updating", lambda: True)
-    monkeypatch.setattr(Trainer, "refill", refuse)
-    trainer.ahead = SimpleNamespace(level=1)  # type: ignore[assignment]
-    trainer.lending = SimpleNamespace(freezes_generation=lambda: True)  # type: ignore[assignment]
-    trainer.prepare_while_updating()
-    with pytest.raises(ValueError, match="every prompt is left out"):
-        trainer.prepare_step()
 
 
 def test_what_ends_the_next_step_s_draw_is_raised_by_that_step(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -103,18 +103,6 @@ def test_a_computation_takes_all_devices_and_gives_back_what_the_policy_lends() 
     assert lending.orders_given[2:] == [("reclaim", ["replica-1"]), ("lend", ["replica-1"])]
 
 
-@pytest.mark.parametrize(("rollout", "frozen"), [({}, True), ({"replica-2": ("rollout-0",)}, False)])
-def test_generation_is_frozen_where_training_has_the_devices_of_all_replicas(rollout: Any, frozen: bool) -> None:
-    lending = devices(FixedPolicy("train-1"), rollout=rollout)
-    assert not lending.freezes_generation()
-    with lending.training("update_actor"):
-        assert lending.freezes_generation() is frozen
-        lending.keeps_calls = False  # where replicas release their memory
-        assert not lending.freezes_generation()
-        lending.keeps_calls = True
-    assert not lending.freezes_generation(), "one was lent"
-
-
 def test_the_policy_sees_where_training_is_and_what_the_engines_have() -> None:
     policy = FixedPolicy()
     demand = Demand(ready=3, needed=4, left_in_step=8)
