@@ -62,11 +62,10 @@ from seamless_verl.data_plane.client import (
     run_task,
     take_up_session,
 )
-from seamless_verl.data_plane.earlier_sessions import STEP, AgentResult
-from seamless_verl.data_plane.finished_sessions import FinishedSession, HandedNote
+from seamless_verl.data_plane.earlier_sessions import STEP
+from seamless_verl.data_plane.finished_sessions import AgentResult, FinishedSession, HandedNote
 from seamless_verl.data_plane.group_notifier import UNSCORED
-from seamless_verl.data_plane.lease_book import DONE, LeaseTerms
-from seamless_verl.data_plane.tasks import TaskOrder
+from seamless_verl.data_plane.lease_book import DONE, LeaseTerms, TaskOrder
 from seamless_verl.errors import shorten
 from seamless_verl.trajectory.account import DropReason
 from seamless_verl.trajectory.session import Closed

@@ -18,16 +18,20 @@ from typing import Any
 
 import ray
 
-from seamless_verl.data_plane import lost_loops
 from seamless_verl.data_plane.connections import LOSS_METRICS, ReplicaAddress
-from seamless_verl.data_plane.earlier_sessions import AgentResult
-from seamless_verl.data_plane.finished_sessions import NO_NOTE, FinishedSession, HandedNote, TakenUpSession
+from seamless_verl.data_plane.finished_sessions import (
+    NO_NOTE,
+    AgentResult,
+    FinishedSession,
+    HandedNote,
+    TakenUpSession,
+)
 from seamless_verl.data_plane.group_notifier import ConsecutiveFailures, GroupCounts, GroupEnd
+from seamless_verl.data_plane.lease_book import TaskOrder, TaskResult
 from seamless_verl.data_plane.lifecycle import PlaneLifecycle
-from seamless_verl.data_plane.lost_loops import Left
+from seamless_verl.data_plane.lost_sessions import end_left
 from seamless_verl.data_plane.restart import StateStore
 from seamless_verl.data_plane.settings import Generated, PlaneSettings
-from seamless_verl.data_plane.tasks import TaskOrder, TaskResult
 from seamless_verl.data_plane.waits import PlaneState, PlaneWaits, plane_waits
 from seamless_verl.errors import ReplicaLostError
 from seamless_verl.journal import GroupDecided
@@ -287,7 +291,7 @@ class DataPlane(PlaneLifecycle):
     async def loops_lost(
         self, uids: Sequence[str], complete: Sequence[str], unwanted: Mapping[str, DropReason]
     ) -> None:
-        """The agent loops of these prompts are gone; those of `complete` had put all rows. See `lost_loops`.
+        """The agent loops of these prompts are gone; those of `complete` had put all rows. See `end_left`.
 
         Their calls of `generate` end before this returns: whoever begins the prompts again has calls of its own.
         """
@@ -299,7 +303,7 @@ class DataPlane(PlaneLifecycle):
         if self.sessions is None:
             return
         async with self._journaling() as sessions:
-            await lost_loops.leave(sessions, self.runner_tasks, Left(set(uids), set(complete), unwanted))
+            await end_left(sessions, self.runner_tasks, set(uids), set(complete), unwanted)
 
     async def run_task(self, order: TaskOrder) -> TaskResult:
         """Has a runner do the task; returns how it ended. A repetition returns the same, until its session is

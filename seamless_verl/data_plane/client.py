@@ -24,11 +24,10 @@ from seamless_verl.config import engine_kwargs
 from seamless_verl.config.schema import SeamlessConfig
 from seamless_verl.data_plane.actor import DataPlane
 from seamless_verl.data_plane.finished_sessions import HandedNote, TakenUpSession
-from seamless_verl.data_plane.lease_book import DONE
+from seamless_verl.data_plane.lease_book import DONE, TaskOrder, TaskResult
 from seamless_verl.data_plane.restart import SocketHolder
 from seamless_verl.data_plane.server_calls import ServerCall
 from seamless_verl.data_plane.settings import PlaneSettings, SessionSettings
-from seamless_verl.data_plane.tasks import TaskOrder, TaskResult
 from seamless_verl.errors import ReplicaLostError
 from seamless_verl.gateway.request_rules import RequestRules
 from seamless_verl.journal import GroupDecided

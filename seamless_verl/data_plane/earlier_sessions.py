@@ -21,10 +21,11 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from enum import StrEnum
 from typing import Any
 
+from seamless_verl.data_plane.finished_sessions import result_of
 from seamless_verl.journal import (
     BEGUN,
     RUN,
@@ -42,7 +43,6 @@ from seamless_verl.trajectory.session import Closed
 logger = logging.getLogger(__name__)
 SAMPLE = "session"  # in a session's metadata: its number in its group
 STEP = "step"  # the same: the step in which its prompt was submitted
-RESULT = "agent"  # in the note of a hand-over's begin: how the agent ended
 
 
 class BegunAgain(StrEnum):
@@ -60,19 +60,6 @@ class BegunAgain(StrEnum):
     """its group was trained or dropped without it"""
     REPLACED = "replaced"
     """another session of the same place in its group ended later"""
-
-
-@dataclass(frozen=True)
-class AgentResult:
-    """How an agent ended, as its session's hand-over records it: an AgentStatus, and the reward that it returned."""
-
-    status: str
-    reward: float | None = None
-
-
-def result_of(note: Mapping[str, Any]) -> AgentResult | None:
-    """The result that the note of a hand-over's begin has; None in journals of earlier releases."""
-    return AgentResult(**note[RESULT]) if RESULT in note else None
 
 
 Place = tuple[str, str]  # a prompt's uid, and the number of the session in its group
@@ -279,6 +266,25 @@ def run_of(session: EndedSession | StoredSession) -> str | None:
     return None if run is None else str(run)
 
 
+def without_calls(stored: StoredSession) -> EndedSession:
+    """A session with what its calls add up to."""
+    segments = [segment for call in stored.calls for segment in call.segments]
+    versions = [segment.version for segment in segments]
+    return EndedSession(
+        stored.session_id,
+        stored.uid,
+        stored.settings,
+        stored.stage,
+        stored.reason or "",
+        sum(len(segment) for segment in segments),
+        min(versions, default=None),
+        max(versions, default=None),
+        stored.handing,
+        stored.handed,
+        stored.group,
+    )
+
+
 def place_of(session: EndedSession) -> Place:
     return session.uid, str(session.settings.get("metadata", {}).get(SAMPLE))
 
@@ -286,8 +292,3 @@ def place_of(session: EndedSession) -> Place:
 def undone(session_id: str, reason: str) -> OutsideEvent:
     """The session was handed over, but nothing that has its tokens is left."""
     return OutsideEvent(UNDONE, session_id, {"reason": reason}, time.time())
-
-
-def result_note(result: AgentResult | None) -> dict[str, Any]:
-    """What a hand-over's begin records of the agent's result."""
-    return {} if result is None else {RESULT: asdict(result)}

@@ -1,16 +1,36 @@
-"""What a session hands over when it ends, and what the journal keeps of that. Pure."""
+"""What a session hands over when it ends, what the journal keeps of that, and the account of its tokens."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from seamless_verl.data_plane.earlier_sessions import AgentResult
+from seamless_verl.data_plane.settings import SessionSettings
+from seamless_verl.journal import GroupDecided, GroupOutcome, HandOverBegun
 from seamless_verl.trajectory.account import Account, DropReason
-from seamless_verl.trajectory.sequences import TrainingSequence
-from seamless_verl.trajectory.turns import TurnNote
+from seamless_verl.trajectory.policies import TrainAll
+from seamless_verl.trajectory.sequences import SequenceLimits, TrainingSequence, assemble
+from seamless_verl.trajectory.session import SessionRecord
+from seamless_verl.trajectory.turns import TurnNote, turn_notes
+from seamless_verl.trajectory.untrained import why_untrained
+
+RESULT = "agent"  # in the note of a hand-over's begin: how the agent ended
+
+
+@dataclass(frozen=True)
+class AgentResult:
+    """How an agent ended, as its session's hand-over records it: an AgentStatus, and the reward that it returned."""
+
+    status: str
+    reward: float | None = None
+
+
+def result_of(note: Mapping[str, Any]) -> AgentResult | None:
+    """The result that the note of a hand-over's begin has; None in journals of earlier releases."""
+    return AgentResult(**note[RESULT]) if RESULT in note else None
 
 
 @dataclass(frozen=True)
@@ -67,3 +87,77 @@ class HandedNote:
 
 
 NO_NOTE = HandedNote()
+
+
+class SessionAccounts:
+    """Owned state, of this process alone: the account of the sessions that were acknowledged or dropped, those that
+    were handed over and not acknowledged, and what was acknowledged of prompts whose outcome is not known yet.
+
+    A session is counted once: when it is acknowledged or dropped.
+    """
+
+    def __init__(self, settings: SessionSettings) -> None:
+        self._grammar, self._limit_keys = settings.grammar, settings.limit_keys
+        self._limits = SequenceLimits(settings.max_sequence)
+        self.total = Account()
+        self.unacknowledged: dict[str, Unacknowledged] = {}
+        self._queued: Counter[str] = Counter()  # tokens acknowledged, by prompt, until its outcome is known
+        self._tool_calls = 0  # in the replies of acknowledged sessions
+
+    def finished(self, record: SessionRecord, version: int) -> FinishedSession:
+        """The result of a closed session for a trainer of `version`; its account waits for its acknowledgement."""
+        assembly = assemble(record, TrainAll(), version, self._limits, self._grammar)
+        tool_calls = sum(tool_calls_of(turn.reply) for turn in record.turns)
+        self.unacknowledged[record.session_id] = Unacknowledged(record.uid, assembly.account, tool_calls)
+        trained = [turn_id for sequence in assembly.sequences for turn_id in sequence.turn_ids]
+        return FinishedSession(
+            assembly.sequences,
+            dict(record.rewards),
+            len(record.turns),
+            assembly.account.metrics(),
+            "" if assembly.sequences else why_untrained(record.tree, self._limits, self._limit_keys),
+            turn_notes(record.tree, trained, record.rewards),
+        )
+
+    def begun(self, session_id: str, result: AgentResult | None = None) -> HandOverBegun:
+        """The event, with what readers of the journal need to count the session's tokens as they are counted here."""
+        counted = {"limits": asdict(self._limits), "grammar": str(self._grammar)}
+        return HandOverBegun(session_id, counted | ({} if result is None else {RESULT: asdict(result)}))
+
+    def dropped(self, record: SessionRecord, reason: DropReason) -> None:
+        """A session ended, and nothing of it is trained."""
+        assembly = assemble(record, TrainAll(), 0, self._limits, self._grammar)
+        self.total += assembly.account.discarded(reason)
+
+    def acknowledged(self, session_id: str, kept: bool, note: HandedNote) -> None:
+        """A hand-over has ended; a repetition counts nothing, nor does a session that an earlier process closed."""
+        held = self.unacknowledged.pop(session_id, Unacknowledged())
+        self._tool_calls += held.tool_calls
+        if not kept or note.validation:
+            self.total += held.account.discarded(DropReason.VALIDATION if kept else note.dropped)
+            return
+        self.total += held.account
+        self._queued[note.uid] += held.account.trained
+
+    def handed_over(self, uids: Collection[str]) -> list[str]:
+        """Of these prompts, those with a session that was acknowledged as kept, and whose outcome is not known yet."""
+        return [uid for uid in uids if uid in self._queued]
+
+    def decided(self, groups: Sequence[GroupDecided]) -> None:
+        """What became of groups: tokens of those that were dropped are not trained."""
+        for one in groups:
+            tokens = self._queued.pop(one.uid, 0)
+            if one.outcome is not GroupOutcome.TRAINED:
+                deferred = one.outcome is GroupOutcome.DEFERRED
+                self.total = self.total.with_dropped(tokens, DropReason.DEFERRED if deferred else DropReason.GROUP)
+
+    def checked_metrics(self) -> dict[str, float]:
+        """Tokens and calls of tools; raises IntegrityError unless generated = trained + dropped."""
+        self.total.check_integrity()
+        return self.total.metrics() | {"sessions/tool_calls": float(self._tool_calls)}
+
+
+def tool_calls_of(reply: Mapping[str, Any]) -> int:
+    """How many tools a recorded reply called."""
+    message = reply.get("message")
+    return len(message.get("tool_calls") or ()) if isinstance(message, Mapping) else 0

@@ -13,12 +13,14 @@ Invariants:
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
+import heapq
+from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Collection, Container, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
+from itertools import count
+from typing import Any
 
-from seamless_verl.data_plane.task_order import Deadlines, TaskQueue
 from seamless_verl.errors import IntegrityError, LeaseError
 
 REMEMBERED = 65_536  # leases that have ended, whose late requests get the reason
@@ -69,19 +71,17 @@ class LeaseTerms:
 
 @dataclass
 class LeasedTask:
-    """A task in the book. `place` is its place in the queue, `since` when it entered its state, `deadline` when it
-    leaves it at the latest; `lease_id` and `runner` are those of its last lease. `alarm` is of `Deadlines`."""
+    """A task in the book. `place` is its place in the queue, `deadline` when it leaves its state at the latest;
+    `lease_id` and `runner` are those of its last lease."""
 
     task_id: str
     terms: LeaseTerms
     place: int
     state: TaskState
-    since: float
-    deadline: float | None
+    deadline: float | None = None
     attempts: int = 0
     lease_id: str = ""
     runner: str = ""
-    alarm: int = 0
 
     def has(self, lease_id: str) -> bool:
         """Whether a runner works on it under this lease."""
@@ -96,21 +96,63 @@ class LeasedTask:
 
 @dataclass(frozen=True)
 class EndedLease:
-    """What became of a task by the end of a lease, or of its time in the queue; `lease_id` is empty for the second."""
+    """What became of a task by the end of a lease, or of its time in the queue; `lease_id` is empty for the second.
 
+    `kind` is that of the journal's event.
+    """
+
+    kind: str
     task_id: str
     lease_id: str
     runner: str
     state: TaskState
 
 
+@dataclass(frozen=True)
+class TaskOrder:
+    """A task as its agent loop submits it: what the agent gets, and what its session is opened with."""
+
+    task_id: str
+    task: dict[str, Any]
+    opening: dict[str, Any]
+    time_limit_s: float
+    terms: LeaseTerms
+
+
+@dataclass(frozen=True)
+class TaskResult:
+    """How a task ended. It has a session, which is still open, and an outcome if its `state` is DONE."""
+
+    state: TaskState
+    attempts: int
+    session_id: str = ""
+    outcome: dict[str, Any] = field(default_factory=dict)  # the fields of a TaskCompletion
+    error: str = ""
+
+
+@dataclass(frozen=True)
+class GivenTask:
+    """A task that a runner has, how often it was given, and the session that its agent runs on."""
+
+    order: TaskOrder
+    attempts: int
+    session_id: str
+    key: str
+
+
 class LeaseBook:
-    """All tasks of one data plane."""
+    """All tasks of one data plane.
+
+    No request looks at all of them. An entry of the queues or the deadlines is not taken out when its task changes, but
+    when it comes first and does not hold any more.
+    """
 
     def __init__(self) -> None:
         self._tasks: dict[str, LeasedTask] = {}
         self._by_lease: dict[str, LeasedTask] = {}
-        self._queue, self._deadlines = TaskQueue(), Deadlines()
+        self._queued: defaultdict[str, list[tuple[int, str]]] = defaultdict(list)  # heaps of places, by agent
+        self._deadlines: list[tuple[float, int, LeasedTask]] = []  # a heap; a deadline that is put off keeps its entry
+        self._numbers = count()
         self._ended: OrderedDict[str, str] = OrderedDict()  # reasons, by lease
         self._places = self._submitted = self._forgotten = 0
         self._counts: Counter[TaskState] = Counter()
@@ -132,10 +174,8 @@ class LeaseBook:
         """Queues a task; raises ValueError if the book has it already."""
         if task_id in self._tasks:
             raise ValueError(f"task_id={task_id!r} is in the book; give each task its own")
-        deadline = None if terms.claim_s is None else now + terms.claim_s
-        self._tasks[task_id] = task = LeasedTask(task_id, terms, self._places, QUEUED, now, deadline)
-        self._queue.push(terms.agent, task.place, task_id)
-        self._deadlines.set(task)
+        self._tasks[task_id] = task = LeasedTask(task_id, terms, self._places, QUEUED)
+        self._enqueue(task, now)
         self._places, self._submitted = self._places + 1, self._submitted + 1
         self._counts[QUEUED] += 1
 
@@ -144,7 +184,17 @@ class LeaseBook:
 
         Without `ready` all of them are.
         """
-        return self._queue.first(agents, self._is_queued, lambda task_id: ready is None or task_id in ready)
+        found = [entry for agent in agents if (entry := self._first_of(agent, ready)) is not None]
+        return min(found)[1] if found else None
+
+    def _first_of(self, agent: str, ready: Container[str] | None) -> tuple[int, str] | None:
+        queued = self._queued.get(agent, [])
+        while queued and not self._is_queued(queued[0][1]):
+            heapq.heappop(queued)
+        if not queued or ready is None or queued[0][1] in ready:
+            return queued[0] if queued else None
+        # rare, and only after a restart
+        return min((entry for entry in queued if self._is_queued(entry[1]) and entry[1] in ready), default=None)
 
     def _is_queued(self, task_id: str) -> bool:
         task = self._tasks.get(task_id)
@@ -158,7 +208,7 @@ class LeaseBook:
         """Gives the queued task to a runner."""
         task = self._tasks[task_id]
         assert not self.knows(lease_id), "a lease's id is used once"
-        self._move(task, LEASED, "lease", now)
+        self._move(task, LEASED, "lease")
         task.attempts, task.lease_id, task.runner = task.attempts + 1, lease_id, runner
         self._set_deadline(task, now + task.terms.lease_s)
         self._by_lease[lease_id] = task
@@ -173,55 +223,63 @@ class LeaseBook:
         """The task is done, by this lease; raises LeaseError if the lease has ended, also by an earlier completion."""
         task = self._live(lease_id, now)
         self._end_lease(task, "done", "its result was accepted before")
-        self._move(task, DONE, "complete", now)
+        self._move(task, DONE, "complete")
         return task
 
-    def give_back(self, lease_id: str, now: float) -> LeasedTask:
+    def give_back(self, lease_id: str, now: float) -> EndedLease:
         """The runner stops: the task is queued again, and this attempt does not count."""
         task = self._live(lease_id, now)
         self._end_lease(task, "given back", "its runner gave it back")
         self._requeue(task, "give back", now)
         task.attempts -= 1
-        return task
+        return EndedLease("given back", task.task_id, lease_id, task.runner, task.state)
 
-    def refuse(self, lease_id: str, now: float) -> LeasedTask:
+    def refuse(self, lease_id: str, now: float) -> EndedLease:
         """The runner cannot do the task: it is queued again if it may be tried again, else LOST."""
         task = self._live(lease_id, now)
         self._end_lease(task, "refused", "its runner refused the task")
         self._retry(task, "refuse", now)
-        return task
+        return EndedLease("task refused", task.task_id, lease_id, task.runner, task.state)
 
-    def withdraw(self, task_id: str, now: float) -> EndedLease | None:
-        """Nobody wants the task any more; None if it has ended before. Its lease ends."""
+    def withdraw(self, task_id: str) -> bool:
+        """Nobody wants the task any more; False if it has ended before. Its lease ends."""
         task = self._tasks[task_id]
         if task.state in TERMINAL:
-            return None
-        lease_id = task.lease_id if task.state is LEASED else ""
-        if lease_id:
+            return False
+        if task.state is LEASED:
             self._end_lease(task, "withdrawn", "the run no longer wants the task")
-        self._move(task, WITHDRAWN, "withdraw", now)
-        return EndedLease(task_id, lease_id, task.runner, task.state)
+        self._move(task, WITHDRAWN, "withdraw")
+        return True
 
     def expire(self, now: float) -> list[EndedLease]:
         """Ends the leases, and the times in the queue, that are over; returns what became of their tasks."""
         ended = []
-        while (due := self._deadlines.next()) is not None and due[0] <= now:
+        while (due := self._first_due()) is not None and due[0] <= now:
             task = due[1]
-            assert isinstance(task, LeasedTask)
             if task.state is LEASED:
-                ended_lease = task.lease_id
                 self._end_lease(task, "expired", f"no sign of life for {task.terms.lease_s:g} s")
                 self._retry(task, "expire", now)
-                ended.append(EndedLease(task.task_id, ended_lease, task.runner, task.state))
+                ended.append(EndedLease("lost", task.task_id, task.lease_id, task.runner, task.state))
             else:
-                self._move(task, UNCLAIMED, "expire", now)
-                ended.append(EndedLease(task.task_id, "", "", task.state))
+                self._move(task, UNCLAIMED, "expire")
+                ended.append(EndedLease("unclaimed", task.task_id, "", "", task.state))
         return ended
 
     def next_deadline(self) -> float | None:
         """When `expire` has something to do next; None: not before another operation."""
-        due = self._deadlines.next()
+        due = self._first_due()
         return None if due is None else due[0]
+
+    def _first_due(self) -> tuple[float, LeasedTask] | None:
+        while self._deadlines:
+            at, number, task = self._deadlines[0]
+            if task.deadline == at:
+                return at, task
+            if task.deadline is None or task.deadline < at:
+                heapq.heappop(self._deadlines)
+            else:
+                heapq.heapreplace(self._deadlines, (task.deadline, number, task))
+        return None
 
     def restore(self, task_id: str, terms: LeaseTerms, lease_id: str, runner: str, attempts: int, now: float) -> None:
         """A task that was leased when an earlier process of the data plane ended; its lease lasts from now on."""
@@ -271,25 +329,28 @@ class LeaseBook:
 
     def _retry(self, task: LeasedTask, operation: str, now: float) -> None:
         if task.attempts >= task.terms.max_attempts:
-            self._move(task, LOST, operation, now)
+            self._move(task, LOST, operation)
         else:
             self._requeue(task, operation, now)
 
     def _requeue(self, task: LeasedTask, operation: str, now: float) -> None:
-        self._move(task, QUEUED, operation, now)
-        self._queue.push(task.terms.agent, task.place, task.task_id)
-        self._set_deadline(task, None if task.terms.claim_s is None else now + task.terms.claim_s)
+        self._move(task, QUEUED, operation)
+        self._enqueue(task, now)
 
-    def _move(self, task: LeasedTask, state: TaskState, operation: str, now: float) -> None:
+    def _enqueue(self, task: LeasedTask, now: float) -> None:
+        heapq.heappush(self._queued[task.terms.agent], (task.place, task.task_id))
+        if task.terms.claim_s is not None:
+            self._set_deadline(task, now + task.terms.claim_s)
+
+    def _move(self, task: LeasedTask, state: TaskState, operation: str) -> None:
         self._counts[task.state] -= 1
         task.move(state, operation)
         self._counts[state] += 1
-        task.since = now
-        self._set_deadline(task, None)
+        task.deadline = None
 
-    def _set_deadline(self, task: LeasedTask, deadline: float | None) -> None:
+    def _set_deadline(self, task: LeasedTask, deadline: float) -> None:
         task.deadline = deadline
-        self._deadlines.set(task)
+        heapq.heappush(self._deadlines, (deadline, next(self._numbers), task))
 
 
 def _check_equal(law: str, expected: int, found: int) -> None:

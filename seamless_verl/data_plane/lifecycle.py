@@ -93,7 +93,10 @@ class PlaneLifecycle:
                 self.saving.add_done_callback(self._background_ended)
                 self.sessions = Sessions(self.settings.sessions, self.calls, on_failure=self.fail)
                 self.runner_tasks = RunnerTasks(self.sessions, on_failure=self.fail)
-                await self.sessions.start(restarted=restarted, outside=RunnerRequests(self.runner_tasks))
+                open_sessions = await self.sessions.read_journal()
+                kept = await self.runner_tasks.read_leases(open_sessions)
+                requests = RunnerRequests(self.runner_tasks)
+                await self.sessions.start(open_sessions, kept, restarted=restarted, outside=requests)
                 await self.runner_tasks.start(restarted=restarted)
             async with self.manager.exclusive():  # saves the state: any later start is a restart
                 pass

@@ -6,6 +6,10 @@ calls, and answers its agent with them (`gateway/repeated_calls.py`). Nothing is
 what was lost before it begins without them.
 
 Owned state: the lost session of each place that nobody has begun in again, and how much was repeated.
+
+Of a lost agent loop worker, `end_left` ends what its loops left, or keeps it for the ones that begin its prompts again,
+as a resumed run does with the sessions of an earlier start: sessions that had ended are taken up, leases that runners
+hold go on, and an agent that ran in the process, or below it, begins again.
 """
 
 from __future__ import annotations
@@ -14,12 +18,20 @@ import asyncio
 from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
 
-from seamless_verl.data_plane.earlier_sessions import SAMPLE, STEP, Place
+from seamless_verl.data_plane.earlier_sessions import SAMPLE, STEP, Place, run_of, without_calls
+from seamless_verl.data_plane.finished_sessions import HandedNote
 from seamless_verl.gateway.repeated_calls import RepeatableCalls
-from seamless_verl.journal import SqliteJournal, StoredSession
+from seamless_verl.journal import SqliteJournal, Stage, StoredSession
 from seamless_verl.journal.protocol import is_validation
+from seamless_verl.trajectory.account import DropReason
+from seamless_verl.trajectory.session import Closed
+
+if TYPE_CHECKING:
+    from seamless_verl.data_plane.runner_tasks import RunnerTasks
+    from seamless_verl.data_plane.sessions import Sessions
 
 AGAIN = "again"
 """In a session's metadata: which session it begins `of` again, how many `times` its place has, and, after a stop of the
@@ -27,6 +39,7 @@ run, the `newest` version of weights of which it was given tokens."""
 # The calls may be what an agent dies of: with its worker or runner it gets them again once, and after a stop of the
 # whole run, of which it is seldom the cause, as long as its place has not begun again twice.
 MAX_TIMES, MAX_TIMES_OF_STOPS = 1, 2
+WORKER_DIED = "its agent loop worker died"
 
 
 @dataclass(frozen=True)
@@ -103,3 +116,44 @@ def again_of(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Which session one with these settings begins again, and how often its place has; empty for one that does not."""
     again: dict[str, Any] = settings.get("metadata", {}).get(AGAIN, {})
     return again
+
+
+async def end_left(
+    sessions: Sessions,
+    tasks: RunnerTasks,
+    uids: Collection[str],
+    complete: Collection[str] = (),
+    unwanted: Mapping[str, DropReason] = MappingProxyType({}),
+) -> None:
+    """Ends, or keeps for the next ones, what lost loops of these prompts have left. A repetition changes nothing.
+
+    Those of `complete` had put all of their rows. Those of `unwanted` do not begin again, and what they generated is
+    dropped for these reasons.
+    """
+
+    async def of_stage(stage: Stage) -> list[str]:  # by the journal: a restarted data plane has no list of its own
+        stages = await asyncio.to_thread(sessions.journal.stages_of, uids)
+        return [session_id for session_id, found in stages.items() if found is stage]
+
+    handing = await of_stage(Stage.HANDING)
+    await sessions.settled()
+    await tasks.release(uids, unwanted, {*handing, *sessions.accounts.unacknowledged})
+    for session_id, uid in [one for one in sessions.awaited().items() if one[1] in uids]:
+        if tasks.has(session_id) or session_id not in sessions.closed:  # it may have ended during a drop before it
+            continue
+        if uid not in unwanted:
+            sessions.lose(session_id)
+        await sessions.drop(session_id, Closed.ABANDONED, unwanted.get(uid, DropReason.SESSION), WORKER_DIED)
+    held = [session_id for session_id, one in sessions.accounts.unacknowledged.items() if one.uid in uids]
+    for session_id in dict.fromkeys([*await of_stage(Stage.HANDING), *held]):
+        stored = await asyncio.to_thread(sessions.journal.read, session_id)
+        if stored is None or (run_of(stored) or "") != sessions.earlier.run:
+            continue
+        uid, whole = stored.uid, stored.uid in complete
+        if whole and sessions.earlier.waits(session_id):  # nobody asked for it: it has no rows
+            continue
+        if not whole and uid not in unwanted and sessions.earlier.offer(without_calls(stored)):
+            continue
+        dropped = HandedNote(uid, WORKER_DIED, dropped=unwanted.get(uid, DropReason.SESSION))
+        await sessions.acknowledge(session_id, whole, HandedNote(uid, rewards=stored.rewards) if whole else dropped)
+        tasks.forget(session_id)

@@ -17,9 +17,9 @@ from seamless_verl.client.messages import (
     TaskLease,
     TaskReturn,
 )
-from seamless_verl.data_plane.lease_events import event
+from seamless_verl.data_plane.lease_book import GivenTask
+from seamless_verl.data_plane.lease_record import event
 from seamless_verl.data_plane.runner_tasks import RunnerTasks
-from seamless_verl.data_plane.tasks import GivenTask
 from seamless_verl.errors import LeaseError, shorten
 from seamless_verl.gateway.api_errors import ApiError, ErrorCode
 from seamless_verl.runtime.scores import score_of

@@ -1,8 +1,12 @@
 """Tasks for runners: processes outside of the run that lease tasks and run agents on them (`runner_requests.py`).
 
-Owned state: the lease book, the task and the result of each of its tasks, and the session of each lease
-(`LeaseSessions`). A session is opened when its task is leased. It ends with its lease: a completed one is left to the
-agent loop, any other is closed and dropped, and its task is queued again.
+Owned state: the lease book, the order and the result of each of its tasks, the session of each lease, and the leases of
+an earlier start of the run that no agent loop has asked for. A session is opened when its task is leased. It ends with
+its lease: a completed one is left to the agent loop, any other is closed and dropped, and its task is queued again.
+
+A runner outlives the run: it repeats what got no reply until the run is back, at the same address and with the same
+key. Its lease is restored, with the session that is open in the journal. The agent loop of the resumed run that submits
+the same place of the same group, under another task's name, gets the task of that lease.
 
 Invariants:
 - A lease is in the journal before a runner receives it, and a result before its runner gets a reply. So a restarted
@@ -16,12 +20,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
-from seamless_verl.data_plane.earlier_leases import EarlierLeases, OpenSession
-from seamless_verl.data_plane.earlier_sessions import BegunAgain
+from seamless_verl.data_plane.earlier_sessions import SAMPLE, STEP, BegunAgain, Place, place_of, run_of, without_calls
 from seamless_verl.data_plane.lease_book import (
     DONE,
     LEASED,
@@ -31,26 +34,185 @@ from seamless_verl.data_plane.lease_book import (
     UNCLAIMED,
     WITHDRAWN,
     EndedLease,
+    GivenTask,
     LeaseBook,
     LeasedTask,
+    TaskOrder,
+    TaskResult,
 )
-from seamless_verl.data_plane.lease_events import LiveLease, again, event, leased
-from seamless_verl.data_plane.lease_expiry import LeaseExpiry
-from seamless_verl.data_plane.lease_sessions import NO_RUNNER, UNWANTED, LeaseSessions
+from seamless_verl.data_plane.lease_record import LiveLease, done, event, live_leases
 from seamless_verl.data_plane.sessions import Sessions
-from seamless_verl.data_plane.task_polls import TaskPolls
-from seamless_verl.data_plane.tasks import GivenTask, TaskOrder, TaskResult
 from seamless_verl.errors import JournalError, LeaseError
-from seamless_verl.journal import BEGUN, OutsideEvent
+from seamless_verl.journal import BEGUN, EndedSession, OutsideEvent, StoredSession
+from seamless_verl.runtime.awake_time import AwakeTime
 from seamless_verl.runtime.whole_work import WholeWork
+from seamless_verl.trajectory.account import DropReason
+from seamless_verl.trajectory.session import Closed
 
 logger = logging.getLogger(__name__)
 TASK = "runner_task"  # in a session's metadata
+# Why a session is dropped.
+NO_RUNNER = (Closed.RUNNER_LOST, DropReason.RUNNER_LOST, "no runner works on it any more")
+UNWANTED = (Closed.ABANDONED, DropReason.SESSION, "its task is no longer wanted")
+
+
+class TaskPolls:
+    """Requests of runners that wait for a task, in the order in which they came: a queued task wakes one of them."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[asyncio.Future[str], Collection[str]] = {}
+
+    async def wait(self, agents: Collection[str]) -> None:
+        """Until a task for one of these agents may be there; another request can have taken it.
+
+        Cancelled at the moment at which it is woken, it wakes another one.
+        """
+        woken: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._waiting[woken] = agents
+        try:
+            await woken
+        except asyncio.CancelledError:
+            if woken.done() and not woken.cancelled():
+                self.offer(woken.result())
+            raise
+        finally:
+            self._waiting.pop(woken, None)
+
+    def offer(self, agent: str) -> None:
+        """A task for this agent is queued: wakes the request that has waited longest of those that can take it."""
+        for woken, agents in self._waiting.items():
+            if agent in agents and not woken.done():
+                woken.set_result(agent)
+                del self._waiting[woken]
+                return
+
+    def wake_all(self) -> None:
+        """Nothing more will be queued."""
+        for woken in self._waiting:
+            if not woken.done():
+                woken.set_result("")
+        self._waiting.clear()
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+
+class LeaseExpiry:
+    """Waits for the next deadline of the book; `ended` does what follows from those that are over.
+
+    `now` is the clock of the book, by default one that stands still while this process cannot hear the runners.
+    `on_failure` gets the error that ends the wait.
+    """
+
+    def __init__(
+        self,
+        leases: LeaseBook,
+        ended: Callable[[Sequence[EndedLease]], Awaitable[None]],
+        *,
+        now: Callable[[], float] | None,
+        on_failure: Callable[[BaseException], None],
+    ) -> None:
+        self._leases, self._ended, self._on_failure = leases, ended, on_failure
+        self._awake = AwakeTime()
+        self.now = now or self._awake
+        self.sooner = asyncio.Event()
+        self._until: float | None = None  # when it looks next
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def start(self) -> None:
+        self._tasks = [
+            asyncio.create_task(self._awake.run(), name="clock of leases"),
+            asyncio.create_task(self._expire(), name="expiry of leases"),
+        ]
+        for task in self._tasks:
+            task.add_done_callback(self._task_ended)
+
+    async def stop(self) -> None:
+        """Nothing expires any more."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def wake(self) -> None:
+        """Has it look again if a deadline is sooner than the one that it waits for."""
+        deadline = self._leases.next_deadline()
+        if deadline is not None and (self._until is None or deadline < self._until):
+            self.sooner.set()
+
+    async def _expire(self) -> None:
+        while True:
+            if expired := self._leases.expire(self.now()):
+                await self._ended(expired)
+            self.sooner.clear()
+            self._until = self._leases.next_deadline()
+            try:
+                async with asyncio.timeout(None if self._until is None else max(0.0, self._until - self.now())):
+                    await self.sooner.wait()
+            except TimeoutError:
+                pass  # it is the time of a deadline
+
+    def _task_ended(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._on_failure(error)
+
+
+class LeaseSessions:
+    """The session of each lease that is not over, also of one whose result waits, and its task.
+
+    A session is taken out before it is dropped, so that it is dropped once. Until it is, it is still of a lease: others
+    that clear up leave it.
+    """
+
+    def __init__(self, sessions: Sessions) -> None:
+        self._sessions = sessions
+        self._by_lease: dict[str, str] = {}
+        self._task_of: dict[str, str] = {}
+        self._dropping: set[str] = set()
+
+    def __contains__(self, session_id: str) -> bool:
+        return session_id in self._task_of or session_id in self._dropping
+
+    def of(self, lease_id: str) -> str:
+        """The session of this lease; "" if it has none, or none any more."""
+        return self._by_lease.get(lease_id, "")
+
+    def task_of(self, session_id: str) -> str:
+        """The task of this session; "" if it is of no lease."""
+        return self._task_of.get(session_id, "")
+
+    def add(self, lease_id: str, task_id: str, session_id: str) -> None:
+        """The lease's agent runs on this session."""
+        self._by_lease[lease_id], self._task_of[session_id] = session_id, task_id
+
+    def take(self, lease_id: str) -> str | None:
+        """Takes out the session of a lease that is over; None if it has none any more."""
+        session_id = self._by_lease.pop(lease_id, None)
+        self._task_of.pop(session_id or "", None)
+        return session_id
+
+    async def drop(self, lease_id: str, why: tuple[Closed, DropReason, str] = NO_RUNNER) -> None:
+        """The lease is over without a result: nothing of its session is trained."""
+        if (session_id := self.take(lease_id)) is None:
+            return
+        self._dropping.add(session_id)
+        try:
+            await self._sessions.drop(session_id, *why)
+        finally:
+            self._dropping.discard(session_id)
+
+    def called(self, lease_id: str) -> bool:
+        """Whether the lease's agent has made a call: a runner may give a task back for the replies."""
+        session_id = self.of(lease_id)
+        return session_id in self._sessions.closed and self._sessions.gateway.table.get(session_id).requests > 0
+
+    def lose(self, lease_id: str, newest: int | None = None) -> None:
+        """The next agent of the lease's task gets this one's replies, of weights up to `newest`."""
+        if (session_id := self.of(lease_id)) in self._sessions.closed:
+            self._sessions.lose(session_id, newest)
 
 
 class RunnerTasks:
-    """The tasks of one data plane; `now` is a clock in seconds, by default that of `LeaseExpiry`, and `on_failure` gets
-    the error that ends their expiry."""
+    """The tasks of one data plane; `now` and `on_failure` are those of `LeaseExpiry`."""
 
     def __init__(
         self,
@@ -60,22 +222,47 @@ class RunnerTasks:
         on_failure: Callable[[BaseException], None],
     ) -> None:
         self.sessions, self.leases, self._on_failure = sessions, LeaseBook(), on_failure
-        self.expiry = LeaseExpiry(self.leases, self._expired, now=now, on_failure=on_failure)
+        self.expiry = LeaseExpiry(self.leases, self._attempts_ended, now=now, on_failure=on_failure)
         self._now = self.expiry.now
         self._orders: dict[str, TaskOrder] = {}
         self._results: dict[str, asyncio.Future[TaskResult]] = {}
         self.lease_sessions = LeaseSessions(sessions)
-        self._earlier, self.carried_on = EarlierLeases(), 0
+        self.restored: list[LiveLease] = []
+        self.kept_open: dict[str, EndedSession] = {}  # sessions of restored leases that a run opened, by their ids
+        self._earlier: dict[Place, tuple[str, EndedSession]] = {}  # tasks of restored leases that no loop asked for
+        self.carried_on = 0
         self._polls, self._started = TaskPolls(), asyncio.Event()
         self._work, self._over = WholeWork(), False
 
+    async def read_leases(self, open_sessions: Sequence[StoredSession]) -> Collection[str]:
+        """Reads the leases of earlier processes; returns those of these sessions that stay open for their runners."""
+        self.restored = live_leases(await asyncio.to_thread(self.sessions.journal.open_leases))
+        live = {lease.session_id for lease in self.restored}
+        kept = [one for one in open_sessions if one.session_id in live and run_of(one) is not None]
+        self.kept_open = {one.session_id: without_calls(one) for one in kept}
+        return self.kept_open.keys()
+
     async def start(self, *, restarted: bool) -> None:
         """Continues with the leases of an earlier process, also of an earlier start of the run, until `begin_run`."""
-        restored = await self._restore()
+        self.restored = [live for live in self.restored if live.session_id in self.sessions.closed]
+        for live in self.restored:
+            self._restore(live)
+        for session_id in [name for name in self.sessions.closed if name not in self.lease_sessions]:
+            if TASK in self.sessions.gateway.table.get(session_id).metadata:
+                await self.sessions.drop(session_id, *NO_RUNNER)
         if not restarted:
-            await self.record(event(BEGUN, "", {}), *again(restored))
+            await self.record(event(BEGUN, "", {}), *(found for live in self.restored for found in live.events()))
         self._started.set()
         self.expiry.start()
+
+    def _restore(self, live: LiveLease) -> None:
+        self.leases.restore(live.task_id, live.terms, live.lease_id, live.runner, live.attempt, self._now())
+        self.lease_sessions.add(live.lease_id, live.task_id, live.session_id)
+        if (session := self.kept_open.get(live.session_id)) is not None:
+            self._earlier[place_of(session)] = (live.task_id, session)
+        if live.outcome is not None:
+            task = self.leases.complete(live.lease_id, self._now())
+            self._resolve(task, TaskResult(DONE, task.attempts, live.session_id, live.outcome))
 
     async def stop(self) -> None:
         """Ends the expiry; leases that runners still hold are of no use to them."""
@@ -89,9 +276,15 @@ class RunnerTasks:
 
     async def begin_run(self, run: str, version: int) -> None:
         """The run goes on from these weights: ends the leases of earlier starts that it cannot go on with."""
-        for task_id, session, why in self._earlier.refuse(run, version):
-            if session.run == run:
-                self.sessions.earlier.count(why, session.tokens)
+        refused = []
+        for place, (task_id, session) in list(self._earlier.items()):
+            newer = session.newest is not None and session.newest > version
+            if run_of(session) != run or newer:
+                del self._earlier[place]
+                refused.append((task_id, session))
+        for task_id, session in refused:
+            if run_of(session) == run:
+                self.sessions.earlier.count(BegunAgain.NEWER_WEIGHTS, session.tokens)
                 if task_id in self.leases:  # it may have expired
                     self.lease_sessions.lose(self.leases[task_id].lease_id, version)
             await self._withdraw(task_id)
@@ -118,11 +311,13 @@ class RunnerTasks:
 
     async def _of_earlier_lease(self, order: TaskOrder) -> TaskOrder:
         """The order for the task of a lease that an earlier start gave for the same place, if there is one."""
-        found = None if order.task_id in self.leases else self._earlier.take(order.opening)
+        metadata = order.opening.get("metadata", {})
+        place, step = (str(order.opening.get("uid")), str(metadata.get(SAMPLE))), metadata.get(STEP)
+        found = None if order.task_id in self.leases else self._earlier.pop(place, None)
         if found is None or found[0] not in self.leases:
             return order
-        task_id, session, too_old = found
-        if too_old:
+        task_id, session = found
+        if step is not None and session.oldest is not None and session.oldest < step - 1:
             self.sessions.earlier.count(BegunAgain.OLDER_WEIGHTS, session.tokens)
             await self._withdraw(task_id)
             return order
@@ -146,7 +341,8 @@ class RunnerTasks:
                 continue
             stored = await asyncio.to_thread(self.sessions.journal.read, session_id)
             if stored is not None and task_id in self.leases:
-                self._earlier.add(task_id, OpenSession.of(stored))
+                session = without_calls(stored)
+                self._earlier[place_of(session)] = (task_id, session)
 
     def has(self, session_id: str) -> bool:
         """Whether it is the session of a lease, also of one that is over and whose session is being dropped."""
@@ -220,7 +416,8 @@ class RunnerTasks:
             await self.sessions.drop(opened["session_id"], *UNWANTED)
             return None
         self.lease_sessions.add(lease_id, order.task_id, opened["session_id"])
-        await self.record(leased(lease_id, task, opened["session_id"]))
+        lease = LiveLease(lease_id, task.task_id, opened["session_id"], task.runner, task.attempts, task.terms)
+        await self.record(*lease.events())
         return GivenTask(order, task.attempts, opened["session_id"], opened["key"]) if task.has(lease_id) else None
 
     def extend(self, lease_id: str) -> tuple[float, float]:
@@ -242,7 +439,7 @@ class RunnerTasks:
 
     async def _complete(self, lease_id: str, outcome: dict[str, Any]) -> bool:
         task, session_id = self.leases.complete(lease_id, self._now()), self.lease_sessions.of(lease_id)
-        await self.record(event("done", lease_id, {"task": task.task_id, "outcome": outcome}))
+        await self.record(done(lease_id, task.task_id, outcome))
         if current := self._is_current(task):
             self._resolve(task, TaskResult(DONE, task.attempts, session_id, outcome))
         return current
@@ -256,36 +453,30 @@ class RunnerTasks:
         await self._work.do(self._take_back(lease_id, reason, refused))
 
     async def _take_back(self, lease_id: str, reason: str, refused: bool) -> None:
-        task = (self.leases.refuse if refused else self.leases.give_back)(lease_id, self._now())
-        ended = EndedLease(task.task_id, lease_id, task.runner, task.state)
-        await self._attempts_ended([("task refused" if refused else "given back", ended)], reason)
+        end = self.leases.refuse if refused else self.leases.give_back
+        await self._attempts_ended([end(lease_id, self._now())], reason)
 
     # Ends of leases
 
-    async def _expired(self, ends: Sequence[EndedLease]) -> None:
-        await self._attempts_ended([("lost" if ended.lease_id else "unclaimed", ended) for ended in ends])
-
-    async def _attempts_ended(self, ends: Sequence[tuple[str, EndedLease]], reason: str = "") -> None:
-        """Records ends of leases without a result, each with its kind, drops their sessions, and offers their tasks
-        again or fails them.
+    async def _attempts_ended(self, ends: Sequence[EndedLease], reason: str = "") -> None:
+        """Records ends of leases without a result, drops their sessions, and offers their tasks again or fails them.
 
         As soon as this first waits, a runner may lease one of the tasks again. It gets the replies of the one before,
         which are therefore offered first.
         """
-        tasks = [self.leases[ended.task_id] for _, ended in ends]
+        tasks = [self.leases[ended.task_id] for ended in ends]
         events = []
-        for kind, ended in ends:
-            if kind == "lost" or not self.lease_sessions.called(ended.lease_id):
+        for ended in ends:
+            if ended.kind == "lost" or not self.lease_sessions.called(ended.lease_id):
                 self.lease_sessions.lose(ended.lease_id)
-            logger.warning(
-                "the task %s of runner %s: %s, now %s. %s", ended.task_id, ended.runner, kind, ended.state, reason
-            )
+            said = (ended.task_id, ended.runner, ended.kind, ended.state, reason)
+            logger.warning("the task %s of runner %s: %s, now %s. %s", *said)
             detail = {"task": ended.task_id, "runner": ended.runner, "state": str(ended.state), "reason": reason}
-            events.append(event(kind, ended.lease_id or ended.task_id, detail))
+            events.append(event(ended.kind, ended.lease_id or ended.task_id, detail))
         await self.record(*events)
         for task in tasks:
             self._offer(task)
-        for (_, ended), task in zip(ends, tasks, strict=True):
+        for ended, task in zip(ends, tasks, strict=True):
             await self.lease_sessions.drop(ended.lease_id)
             if self._is_current(task) and task.state is ended.state:
                 self._apply_end(task, reason)
@@ -302,7 +493,7 @@ class RunnerTasks:
             error = f"no runner that offers the agent {agent!r} took it for {claim_s:g} s. {way_out}"
             self._resolve(task, TaskResult(UNCLAIMED, task.attempts, error=error))
         elif task.task_id not in self._orders:  # of an earlier process, and no agent loop asked for it since
-            self.leases.withdraw(task.task_id, self._now())
+            self.leases.withdraw(task.task_id)
             self._forget(task)
 
     def _is_current(self, task: LeasedTask) -> bool:
@@ -312,11 +503,11 @@ class RunnerTasks:
     async def _give_back(self, lease_id: str) -> None:
         """Ends a lease that never reached its runner."""
         try:
-            task = self.leases.give_back(lease_id, self._now())
+            ended = self.leases.give_back(lease_id, self._now())
         except LeaseError:  # it was withdrawn, or expired, meanwhile: that ended its session
             await self.lease_sessions.drop(lease_id)
-            return
-        await self._attempts_ended([("given back", EndedLease(task.task_id, lease_id, task.runner, task.state))])
+        else:
+            await self._attempts_ended([ended])
 
     async def _withdraw(self, task_id: str) -> None:
         """Nobody wants the task any more; all of it is done if the caller is cancelled."""
@@ -326,8 +517,7 @@ class RunnerTasks:
         if task_id not in self.leases:
             return
         task, was = self.leases[task_id], self.leases[task_id].state
-        ended = self.leases.withdraw(task_id, self._now())
-        if ended is not None or was is DONE:
+        if self.leases.withdraw(task_id) or was is DONE:
             lease_id = task.lease_id if was in (LEASED, DONE) else ""
             await self.record(event("withdrawn", lease_id or task_id, {"task": task_id, "runner": task.runner}))
         await self.lease_sessions.drop(task.lease_id, UNWANTED)
@@ -364,22 +554,3 @@ class RunnerTasks:
         except JournalError as error:
             self._on_failure(error)
             raise
-
-    async def _restore(self) -> list[LiveLease]:
-        """Restores the leases and results of earlier processes, and ends sessions that belong to no lease."""
-        restored = [live for live in self.sessions.live_leases if live.session_id in self.sessions.closed]
-        for live in restored:
-            self._restore_lease(live)
-        for session_id in [name for name in self.sessions.closed if name not in self.lease_sessions]:
-            if TASK in self.sessions.gateway.table.get(session_id).metadata:
-                await self.sessions.drop(session_id, *NO_RUNNER)
-        return restored
-
-    def _restore_lease(self, live: LiveLease) -> None:
-        self.leases.restore(live.task_id, live.terms, live.lease_id, live.runner, live.attempt, self._now())
-        self.lease_sessions.add(live.lease_id, live.task_id, live.session_id)
-        if (session := self.sessions.leased.get(live.session_id)) is not None:
-            self._earlier.add(live.task_id, session)
-        if live.outcome is not None:
-            task = self.leases.complete(live.lease_id, self._now())
-            self._resolve(task, TaskResult(DONE, task.attempts, live.session_id, live.outcome))

@@ -24,24 +24,19 @@ from typing import TYPE_CHECKING, Any
 import ray
 
 from seamless_verl.client.admin_file import AdminFile, kept_runner_key
-from seamless_verl.data_plane.earlier_leases import OpenSession, open_sessions_of
-from seamless_verl.data_plane.earlier_sessions import (
-    AgentResult,
-    EarlierSessions,
-    result_of,
-    run_of,
-)
+from seamless_verl.data_plane.earlier_sessions import EarlierSessions, run_of
 from seamless_verl.data_plane.finished_sessions import (
     NO_NOTE,
+    AgentResult,
     FinishedSession,
     HandedNote,
+    SessionAccounts,
     TakenUpSession,
+    result_of,
 )
-from seamless_verl.data_plane.kept_journal import KeptJournal
-from seamless_verl.data_plane.lease_events import LiveLease, live_leases
 from seamless_verl.data_plane.lost_sessions import LostSessions
 from seamless_verl.data_plane.restart import held_sockets
-from seamless_verl.data_plane.session_accounts import SessionAccounts
+from seamless_verl.data_plane.retention import Retention
 from seamless_verl.data_plane.settings import SessionSettings
 from seamless_verl.errors import ConfigError, JournalOrderError
 from seamless_verl.gateway.api_errors import ApiError
@@ -77,7 +72,7 @@ class Sessions:
     def __init__(self, settings: SessionSettings, calls: Calls, *, on_failure: Callable[[BaseException], None]) -> None:
         self.settings, self.calls, self.on_failure = settings, calls, on_failure
         self.journal: SqliteJournal
-        self.kept_journal: KeptJournal
+        self.retention: Retention
         self.closed: dict[str, asyncio.Event] = {}  # of awaited sessions, until they are handed over
         self.finishing: set[str] = set()  # sessions handed over whose last requests may still run
         self.accounts = SessionAccounts(settings)
@@ -85,40 +80,46 @@ class Sessions:
         self.discards: set[asyncio.Task[None]] = set()  # of sessions that nobody trains
         self.earlier: EarlierSessions
         self.lost: LostSessions
-        self.live_leases: list[LiveLease] = []  # of earlier processes
-        self.leased: dict[str, OpenSession] = {}  # open sessions of these, by their ids
 
-    async def start(self, *, restarted: bool, outside: OutsideApi | None = None) -> None:
-        """Starts the gateway; `restarted` after a death, it continues the sessions that were open then.
-
-        `outside` serves runners.
+    async def read_journal(self) -> Sequence[StoredSession]:
+        """Opens the journal; returns the sessions that an earlier process left open.
 
         Raises:
             ConfigError: another run writes the journal.
             JournalError: it cannot be read.
+        """
+        self.journal = await self._open_journal()
+        self.lost = LostSessions(self.journal)
+        self.earlier = EarlierSessions(self.journal, self._end_earlier, self.lost.add)
+        bounds = self.settings.journal_days, self.settings.journal_gib
+        self.retention = Retention(self.journal, *bounds, self.earlier.needed)
+        return await asyncio.to_thread(self.journal.restore)
+
+    async def start(
+        self,
+        open_sessions: Sequence[StoredSession],
+        kept: Collection[str] = (),
+        *,
+        restarted: bool,
+        outside: OutsideApi | None = None,
+    ) -> None:
+        """Starts the gateway; `restarted` after a death, it continues the sessions that were open then.
+
+        Of the sessions that an earlier start of the run left open it continues those that are `kept`. `outside` serves
+        runners.
         """
         # Imported here, since vLLM's serving classes take seconds to import and few processes need them.
         from seamless_verl.gateway.recorder import JournalRecorder
         from seamless_verl.gateway.recovery import GatewayRecovery, is_awaited
         from seamless_verl.gateway.server import Gateway, GatewaySettings
 
-        self.journal = await self._open_journal()
-        self.lost = LostSessions(self.journal)
-        self.earlier = EarlierSessions(self.journal, self._end_earlier, self.lost.add)
-        bounds = self.settings.journal_days, self.settings.journal_gib
-        self.kept_journal = KeptJournal(self.journal, *bounds, self.earlier.needed)
-        open_sessions = await asyncio.to_thread(self.journal.restore)
         self.recorder = JournalRecorder(self.journal, on_closed=self._session_closed)
-        self.live_leases = live_leases(await asyncio.to_thread(self.journal.open_leases))
-        live = {lease.session_id for lease in self.live_leases}
-        kept = [one for one in open_sessions if one.session_id in live and run_of(one) is not None]
-        self.leased = open_sessions_of(kept)
         if restarted:
             self.closed = {session.session_id: asyncio.Event() for session in open_sessions if is_awaited(session)}
             await self.earlier.restore()
         else:
-            self.closed = {session_id: asyncio.Event() for session_id in self.leased}
-            await self._end_earlier_run([one for one in open_sessions if one.session_id not in self.leased])
+            self.closed = {session_id: asyncio.Event() for session_id in kept}
+            await self._end_earlier_run([one for one in open_sessions if one.session_id not in kept])
         runner_key = await asyncio.to_thread(kept_runner_key, self.settings.journal, self.settings.runner_key)
         self.settings = settings = replace(self.settings, runner_key=runner_key)
         options = GatewaySettings(
@@ -195,7 +196,7 @@ class Sessions:
         await self.gateway.stop()
         await asyncio.gather(*self.discards)
         self.journal.close()
-        await self.kept_journal.end()
+        await self.retention.end()
 
     def _session_closed(self, session_id: str) -> None:
         """Of the gateway's recorder. A session that was opened over HTTP has no agent loop that would close it here."""
@@ -383,6 +384,6 @@ class Sessions:
     async def checked_metrics(self) -> dict[str, float]:
         """Metrics of all sessions, after a check of their conservation laws; the journal is bounded beside it."""
         self.gateway.table.check_integrity()
-        self.kept_journal.check()
-        tokens, own = self.accounts.checked_metrics(), self.lost.metrics() | self.kept_journal.metrics()
+        self.retention.check()
+        tokens, own = self.accounts.checked_metrics(), self.lost.metrics() | self.retention.metrics()
         return tokens | self.gateway.metrics() | self.earlier.metrics() | own

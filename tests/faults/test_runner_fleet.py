@@ -17,8 +17,7 @@ from support.paths import DATA, ROOT
 from support.runner_plane import RUNNER_KEY, finish, order, runner_plane
 
 from seamless_verl.data_plane.finished_sessions import FinishedSession
-from seamless_verl.data_plane.lease_book import DONE
-from seamless_verl.data_plane.tasks import TaskOrder
+from seamless_verl.data_plane.lease_book import DONE, TaskOrder
 from seamless_verl.journal import JournalReader, Stage
 
 pytestmark = [pytest.mark.integration, pytest.mark.long]

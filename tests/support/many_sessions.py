@@ -10,11 +10,9 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from seamless_verl.client import AdminFile
-from seamless_verl.data_plane.earlier_sessions import AgentResult
-from seamless_verl.data_plane.finished_sessions import HandedNote
+from seamless_verl.data_plane.finished_sessions import AgentResult, HandedNote
 from seamless_verl.data_plane.group_notifier import GroupEnd
-from seamless_verl.data_plane.lease_book import LeaseTerms
-from seamless_verl.data_plane.tasks import TaskOrder
+from seamless_verl.data_plane.lease_book import LeaseTerms, TaskOrder
 from seamless_verl.journal import GroupDecided, GroupOutcome
 from seamless_verl.tools.bench.gateway.load import BadReplyError, BenchConnection, http_request
 

@@ -12,9 +12,8 @@ import httpx
 
 from seamless_verl.client import AdminFile
 from seamless_verl.data_plane.finished_sessions import FinishedSession
-from seamless_verl.data_plane.lease_book import LeaseTerms
+from seamless_verl.data_plane.lease_book import LeaseTerms, TaskOrder, TaskResult
 from seamless_verl.data_plane.settings import PlaneSettings, SessionSettings
-from seamless_verl.data_plane.tasks import TaskOrder, TaskResult
 from seamless_verl.tools.bench.stub_engine import StubEngine
 from support.local_plane import LocalDataPlane
 

@@ -9,11 +9,10 @@ from types import SimpleNamespace
 from typing import Any
 
 from seamless_verl.client.messages import WAIT_S
-from seamless_verl.data_plane.lease_book import LeaseTerms
-from seamless_verl.data_plane.lease_events import live_leases
+from seamless_verl.data_plane.lease_book import LeaseTerms, TaskOrder
+from seamless_verl.data_plane.lease_record import live_leases
 from seamless_verl.data_plane.runner_requests import RunnerRequests
 from seamless_verl.data_plane.runner_tasks import RunnerTasks
-from seamless_verl.data_plane.tasks import TaskOrder
 from seamless_verl.gateway.api_errors import ApiError
 from seamless_verl.journal import OutsideEvent
 
@@ -34,10 +33,8 @@ class MemorySessions:
         self.closed = {name: asyncio.Event() for name in open_sessions}
         self.metadata: dict[str, dict[str, Any]] = dict(open_sessions)
         self.journal = SimpleNamespace(append=self._append)
-        self.live_leases = live_leases(events)
         table = SimpleNamespace(check_room=lambda: None, get=self._session)
         self.gateway = SimpleNamespace(table=table)
-        self.leased: dict[str, Any] = {}
         self.earlier = SimpleNamespace(version=-1)
         self.calls = SimpleNamespace(paused_time=SimpleNamespace(seconds=lambda name: 0.0))
 
@@ -85,6 +82,7 @@ class RunnersAndLoops:
         self.sessions, self.clock, self.failures = sessions, Clock(), list[BaseException]()
         now = self.clock if own_clock else None
         self.tasks = RunnerTasks(sessions, now=now, on_failure=self.failures.append)  # type: ignore[arg-type]
+        self.tasks.restored = live_leases(tuple(sessions.kept.events))
         self.loops: list[asyncio.Task[Any]] = []
         self.requests: list[asyncio.Task[Any]] = []
         self.leases: list[str] = []

@@ -33,7 +33,7 @@ async def sessions(
     options = ("--served-model-name", "policy")
     settings = SessionSettings(str(nano / "model"), str(journal), "admin-key", options=options)
     started = Sessions(settings, Calls(fleet), on_failure=FAILURES.append)
-    await started.start(restarted=restarted)
+    await started.start(await started.read_journal(), restarted=restarted)
     try:
         yield started
     finally:

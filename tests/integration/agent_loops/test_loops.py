@@ -25,8 +25,7 @@ from seamless_verl.agents.limits import CommandLimits
 from seamless_verl.agents.outcome import AgentOutcome, AgentStatus
 from seamless_verl.agents.settings import SamplingDefaults, SessionQuota
 from seamless_verl.data_plane.finished_sessions import FinishedSession
-from seamless_verl.data_plane.lease_book import DONE, LOST, UNCLAIMED, TaskState
-from seamless_verl.data_plane.tasks import TaskResult
+from seamless_verl.data_plane.lease_book import DONE, LOST, UNCLAIMED, TaskResult, TaskState
 from seamless_verl.trajectory.session import Closed
 from seamless_verl.trajectory.turns import TurnNote
 

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 from support.sessions import comparable, complete_chat, sessions
 
-from seamless_verl.data_plane.earlier_sessions import AgentResult
-from seamless_verl.data_plane.finished_sessions import HandedNote
+from seamless_verl.data_plane.finished_sessions import AgentResult, HandedNote
 from seamless_verl.data_plane.sessions import Sessions
 from seamless_verl.journal import BEGUN, GroupDecided, GroupOutcome, JournalReader, OutsideEvent, Stage
 from seamless_verl.trajectory.account import Account, DropReason
@@ -86,10 +85,10 @@ async def test_what_had_ended_is_taken_up_once_also_by_a_third_start(nano: Path,
 
 async def on_record(started: Sessions) -> set[str]:
     """The sessions that are left when the journal has deleted all that it may."""
-    started.kept_journal.gib = 0.0
-    started.kept_journal.check()
-    if started.kept_journal.task is not None:
-        await started.kept_journal.task
+    started.retention.gib = 0.0
+    started.retention.check()
+    if started.retention.task is not None:
+        await started.retention.task
     return {session.session_id for session in started.journal.sessions()}
 
 

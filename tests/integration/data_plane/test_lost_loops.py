@@ -15,8 +15,7 @@ from support.plane import plane as stub_plane
 from support.runner_plane import RunnerApi, finish, order, runner_plane, submitted
 from support.sessions import complete_chat
 
-from seamless_verl.data_plane.earlier_sessions import AgentResult
-from seamless_verl.data_plane.finished_sessions import HandedNote
+from seamless_verl.data_plane.finished_sessions import AgentResult, HandedNote
 from seamless_verl.data_plane.lease_book import WITHDRAWN
 from seamless_verl.journal import GroupDecided, GroupOutcome, JournalReader
 from seamless_verl.trajectory.account import DropReason

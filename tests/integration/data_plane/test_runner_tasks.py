@@ -16,7 +16,7 @@ from support.runner_plane import LEASE_S, RunnerApi, finish, let_leases_expire, 
 from seamless_verl.client import AsyncClient
 from seamless_verl.data_plane import lifecycle
 from seamless_verl.data_plane.finished_sessions import HandedNote
-from seamless_verl.data_plane.tasks import TaskOrder
+from seamless_verl.data_plane.lease_book import TaskOrder
 from seamless_verl.errors import OutsideApiError
 from seamless_verl.journal import GroupDecided, GroupOutcome, JournalReader, Stage
 from seamless_verl.rollout.paused_time import PausedTime

@@ -9,7 +9,7 @@ from typing import Any
 
 from support.journal import open_journal, write
 
-from seamless_verl.data_plane.earlier_sessions import AgentResult, EarlierSessions, result_note
+from seamless_verl.data_plane.earlier_sessions import EarlierSessions
 from seamless_verl.journal import (
     BEGUN,
     CallEnded,
@@ -39,7 +39,7 @@ def write_session(journal: SqliteJournal, name: str, uid: str, *, version: int, 
         ChunkAppended(f"c {name}", chunk),
         CallEnded(f"c {name}", Finish.STOP),
         SessionClosed(name, "finished"),
-        HandOverBegun(name, result_note(AgentResult("finished", 0.5))),
+        HandOverBegun(name, {"agent": {"status": "finished", "reward": 0.5}}),
         HandedOver(name, 2.0, {"kept": True}),
     )
 

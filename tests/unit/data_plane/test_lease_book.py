@@ -111,8 +111,7 @@ class Runners(RuleBasedStateMachine):
         if tasks:
             task = tasks[pick % len(tasks)]
             was = self.book[task].state
-            ended = self.book.withdraw(task, self.now)
-            assert (ended is None) == (was in TERMINAL)
+            assert self.book.withdraw(task) == (was not in TERMINAL)
             for lease in [name for name, (held, _) in self.leases.items() if held == task]:
                 self.end(lease)
 
@@ -171,3 +170,13 @@ def test_a_restored_lease_lasts_from_now_on_and_keeps_its_attempts() -> None:
         book.complete("l", 104.0)
     with pytest.raises(LeaseError, match="lease x is unknown"):
         book.extend("x", 104.0)
+
+
+def test_a_task_that_is_not_ready_is_passed_over_and_keeps_its_place() -> None:
+    book, terms = LeaseBook(), LeaseTerms("a", 2.0, None, 3)
+    for task in ("t0", "t1", "t2"):
+        book.submit(task, terms, 0.0)
+    assert book.next_for(["a"], {"t1", "t2"}) == "t1"
+    book.lease("t1", "l1", "r", 0.0)
+    assert book.next_for(["b", "a"], {"t2"}) == "t2" and book.next_for(["b"]) is None
+    assert book.next_for(["a"], {"t0", "t2"}) == "t0" and book.next_for(["a"], ()) is None

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from support.runner_sessions import MemorySessions, RunnersAndLoops
 
-from seamless_verl.data_plane.lost_loops import Left, leave
+from seamless_verl.data_plane.lost_sessions import end_left
 
 
 class LoopSessions(MemorySessions):
-    """With what `leave` asks of sessions, none of which had ended."""
+    """With what `end_left` asks of sessions, none of which had ended."""
 
     def __init__(self, *steps: int) -> None:
         super().__init__(chain(steps, repeat(steps[-1])))
@@ -39,7 +39,7 @@ async def test_a_lease_that_expires_meanwhile_is_dropped_once() -> None:
     while not (being_dropped := not world.tasks.lease_sessions.task_of(session_id)):
         await world.settle(1)
     assert being_dropped and session_id in world.sessions.closed and world.tasks.has(session_id)
-    await leave(world.sessions, world.tasks, Left(["u"]))  # type: ignore[arg-type]
+    await end_left(world.sessions, world.tasks, ["u"])  # type: ignore[arg-type]
     await world.settle(200)
     assert not world.sessions.closed and not world.tasks.has(session_id)
     await world.stop()
@@ -57,6 +57,6 @@ async def test_a_session_that_ends_while_another_is_dropped_is_left(monkeypatch:
         world.sessions.closed.pop("second", None)  # its own loop's request, which was on its way
 
     monkeypatch.setattr(world.sessions, "drop", drop_both)
-    await leave(world.sessions, world.tasks, Left(["u"]))  # type: ignore[arg-type]
+    await end_left(world.sessions, world.tasks, ["u"])  # type: ignore[arg-type]
     assert not world.sessions.closed
     await world.stop()

@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 from support.rollout import until
 from support.runner_sessions import MemorySessions, RunnersAndLoops
 
-from seamless_verl.data_plane.earlier_leases import OpenSession
-from seamless_verl.data_plane.lease_book import DONE, LEASED, QUEUED, LeaseTerms
-from seamless_verl.data_plane.tasks import TaskOrder
+from seamless_verl.data_plane.earlier_sessions import SAMPLE
+from seamless_verl.data_plane.lease_book import DONE, LEASED, QUEUED, LeaseTerms, TaskOrder
+from seamless_verl.data_plane.runner_tasks import TaskPolls
+from seamless_verl.journal import RUN, EndedSession, Stage
 from seamless_verl.runtime import awake_time
 
 ACTION = st.one_of(
@@ -246,7 +247,9 @@ async def test_a_runner_that_leaves_while_its_first_lease_begins_leaves_no_sessi
 async def test_an_agent_loop_that_is_cancelled_while_too_old_a_lease_is_withdrawn_leaves_no_session_open() -> None:
     first = await world_of(1)
     later = RunnersAndLoops(MemorySessions(repeat(1), tuple(first.sessions.kept.events), **first.sessions.metadata))
-    later.sessions.leased = {"s0": OpenSession("run", ("u", "0"), 7, 0, 0)}
+    settings = {"metadata": {RUN: "run", SAMPLE: "0"}}
+    session = EndedSession("s0", "u", settings, Stage.OPEN, "", 7, 0, 0, {}, {}, None)
+    later.tasks.kept_open = {"s0": session}
     later.sessions.earlier.count = lambda *_: None
     await later.tasks.start(restarted=True)
     later.sessions.steps = chain([30], repeat(1))  # the append of the withdrawal is slow
@@ -277,3 +280,24 @@ async def test_leases_do_not_end_while_their_data_plane_stands_still(monkeypatch
     assert not world.codes and [task.state for task in world.tasks.leases] == [LEASED]
     await until(lambda: world.tasks.leases["t0"].state is not LEASED)  # its runner is silent from now on
     await world.stop()
+
+
+async def test_a_task_wakes_one_that_can_take_it_and_another_if_that_one_leaves() -> None:
+    polls, woken = TaskPolls(), list[str]()
+
+    async def poll(name: str, agents: set[str]) -> None:
+        await polls.wait(agents)
+        woken.append(name)
+
+    tasks = [asyncio.create_task(poll(name, agents)) for name, agents in (("1", {"b"}), ("2", {"a"}), ("3", {"a"}))]
+    await asyncio.sleep(0)
+    polls.offer("a")
+    tasks[1].cancel()  # it was woken, and has not run yet
+    await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    await asyncio.wait([tasks[2]])
+    assert woken == ["3"] and len(polls) == 1
+    polls.offer("c")
+    assert len(polls) == 1
+    polls.wake_all()
+    await tasks[0]
+    assert woken == ["3", "1"] and len(polls) == 0

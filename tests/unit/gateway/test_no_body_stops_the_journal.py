@@ -16,11 +16,9 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as some
 from support.journal import session_opened
 
-from seamless_verl.data_plane.lease_book import LeaseTerms
-from seamless_verl.data_plane.lease_events import LiveLease
+from seamless_verl.data_plane.lease_book import LeaseTerms, TaskOrder
 from seamless_verl.data_plane.runner_requests import RunnerRequests
 from seamless_verl.data_plane.runner_tasks import RunnerTasks
-from seamless_verl.data_plane.tasks import TaskOrder
 from seamless_verl.gateway.admin import Admin
 from seamless_verl.gateway.middleware import SessionMiddleware
 from seamless_verl.gateway.recorder import JournalRecorder
@@ -102,7 +100,6 @@ class Served:
         recorder = JournalRecorder(journal)
         admin = Admin(self.table, recorder, cancel=self.cancel)
         self.recorder, self.admin, self.closed = recorder, admin, dict[str, asyncio.Event]()
-        self.live_leases: list[LiveLease] = []
         self.gateway = SimpleNamespace(table=self.table)
         self.calls = SimpleNamespace(paused_time=SimpleNamespace(seconds=lambda name: 0.0))
         self.tasks = RunnerTasks(self, on_failure=self.failures.append)  # type: ignore[arg-type]

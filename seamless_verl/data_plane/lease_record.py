@@ -1,4 +1,4 @@
-"""What the journal knows of the leases of runners: their events, and the leases that are live after them.
+"""What outlives a process of the leases of runners: their events in the journal, and the sessions that stay open.
 
 The subject of an event is the lease's id, or the task's where there is no lease. Its kinds, and what each may follow:
 *leased*, then *done*, then an end. The ends are *lost*, *given back*, *task refused* and *withdrawn*; a task without a
@@ -12,8 +12,13 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from seamless_verl.data_plane.lease_book import LeasedTask, LeaseTerms
+from seamless_verl.data_plane.lease_book import LeaseTerms
 from seamless_verl.journal import BEGUN, LEASED, OutsideEvent
+
+
+def event(kind: str, subject: str, detail: dict[str, Any]) -> OutsideEvent:
+    """An event of now."""
+    return OutsideEvent(kind, subject, detail, time.time())
 
 
 @dataclass(frozen=True)
@@ -26,24 +31,24 @@ class LiveLease:
     runner: str
     attempt: int
     terms: LeaseTerms
-    outcome: dict[str, Any] | None
+    outcome: dict[str, Any] | None = None
+
+    def events(self) -> list[OutsideEvent]:
+        """What is recorded of it, so that `live_leases` finds it again."""
+        detail = {
+            "task": self.task_id,
+            "session": self.session_id,
+            "runner": self.runner,
+            "attempt": self.attempt,
+            "terms": asdict(self.terms),
+        }
+        begun = event(LEASED, self.lease_id, detail)
+        return [begun] if self.outcome is None else [begun, done(self.lease_id, self.task_id, self.outcome)]
 
 
-def event(kind: str, subject: str, detail: dict[str, Any]) -> OutsideEvent:
-    """An event of now."""
-    return OutsideEvent(kind, subject, detail, time.time())
-
-
-def leased(lease_id: str, task: LeasedTask, session_id: str) -> OutsideEvent:
-    """The task was leased, with what `live_leases` needs to make the lease again."""
-    detail = {
-        "task": task.task_id,
-        "session": session_id,
-        "runner": task.runner,
-        "attempt": task.attempts,
-        "terms": asdict(task.terms),
-    }
-    return event(LEASED, lease_id, detail)
+def done(lease_id: str, task_id: str, outcome: dict[str, Any]) -> OutsideEvent:
+    """Its runner completed the lease."""
+    return event("done", lease_id, {"task": task_id, "outcome": outcome})
 
 
 def live_leases(events: Sequence[OutsideEvent]) -> list[LiveLease]:
@@ -65,20 +70,3 @@ def live_leases(events: Sequence[OutsideEvent]) -> list[LiveLease]:
 def _live_lease(lease_id: str, detail: dict[str, Any], outcome: dict[str, Any] | None) -> LiveLease:
     terms = LeaseTerms(**detail["terms"])
     return LiveLease(lease_id, detail["task"], detail["session"], detail["runner"], detail["attempt"], terms, outcome)
-
-
-def again(restored: Sequence[LiveLease]) -> list[OutsideEvent]:
-    """The events of leases that a later start of the run goes on with, for the record that it begins."""
-    events = []
-    for live in restored:
-        detail = {
-            "task": live.task_id,
-            "session": live.session_id,
-            "runner": live.runner,
-            "attempt": live.attempt,
-            "terms": asdict(live.terms),
-        }
-        events.append(event(LEASED, live.lease_id, detail))
-        if live.outcome is not None:
-            events.append(event("done", live.lease_id, {"task": live.task_id, "outcome": live.outcome}))
-    return events

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from support.journal import call_ended, call_started, chunk_appended, open_journal, session_opened, write
 
-from seamless_verl.data_plane.kept_journal import DAY_S, GIB, KeptJournal
+from seamless_verl.data_plane.retention import DAY_S, GIB, Retention
 from seamless_verl.errors import JournalError
 from seamless_verl.journal import HandedOver, HandOverBegun, SessionClosed, SqliteJournal
 
@@ -20,7 +20,7 @@ def hand_over(journal: SqliteJournal, name: str, at: float) -> None:
     write(journal, call_ended(name), SessionClosed(name, "finished"), HandOverBegun(name), HandedOver(name, at))
 
 
-async def checked(kept: KeptJournal) -> None:
+async def checked(kept: Retention) -> None:
     kept.check()
     assert kept.task is not None
     await kept.task
@@ -36,10 +36,10 @@ async def test_old_sessions_are_deleted_and_counted(tmp_path: Path, caplog: pyte
         for name, days in (("older", 3.0), ("old", 2.0), ("young", 0.5)):
             hand_over(journal, name, now - days * DAY_S)
         write(journal, session_opened("open"))
-        unbounded = KeptJournal(journal, None, None)
+        unbounded = Retention(journal, None, None)
         await checked(unbounded)
         assert names(journal) == ["older", "old", "young", "open"]
-        kept = KeptJournal(journal, 1.0, None)
+        kept = Retention(journal, 1.0, None)
         await checked(kept)
         assert names(journal) == ["young", "open"] and kept.metrics()["journal/deleted"] == 0, "not looked at yet"
         with caplog.at_level(logging.WARNING):
@@ -51,7 +51,7 @@ async def test_old_sessions_are_deleted_and_counted(tmp_path: Path, caplog: pyte
 
 async def test_a_clock_that_jumps_makes_no_session_older(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with open_journal(tmp_path) as journal:
-        kept, jump_s = KeptJournal(journal, 7.0, None), 0.0
+        kept, jump_s = Retention(journal, 7.0, None), 0.0
         monkeypatch.setattr(time, "time", lambda real=time.time: real() + jump_s)
         for name, days in (("old", 8.0), ("young", 6.0)):
             hand_over(journal, name, time.time() - days * DAY_S)
@@ -68,7 +68,7 @@ async def test_a_journal_that_is_too_large_loses_its_oldest(tmp_path: Path) -> N
     with open_journal(tmp_path) as journal:
         for number in range(20):
             hand_over(journal, f"s{number}", float(number))
-        kept = KeptJournal(journal, None, 130_000 / GIB)
+        kept = Retention(journal, None, 130_000 / GIB)
         for _ in range(2):
             await checked(kept)
         left = names(journal)
@@ -78,14 +78,14 @@ async def test_a_journal_that_is_too_large_loses_its_oldest(tmp_path: Path) -> N
 
 async def test_one_deletion_runs_at_a_time_and_ends_with_the_journal(tmp_path: Path) -> None:
     journal = open_journal(tmp_path)
-    kept = KeptJournal(journal, None, None)
+    kept = Retention(journal, None, None)
     kept.check()
     first = kept.task
     kept.check()
     assert kept.task is first, "a second one began beside it"
     await asyncio.to_thread(journal.close)
     await kept.end()
-    kept = KeptJournal(journal, None, None)
+    kept = Retention(journal, None, None)
     with pytest.raises(JournalError, match="closed"):
         await checked(kept)
     with pytest.raises(JournalError, match="closed"):

@@ -1,4 +1,4 @@
-"""How much a journal keeps: its oldest sessions are deleted beside the run, at most one deletion at a time."""
+"""Retention of the journal: its oldest sessions are deleted beside the run, at most one deletion at a time."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ logger = logging.getLogger(__name__)
 DAY_S, GIB = 24 * 3600.0, 1 << 30
 
 
-class KeptJournal:
+class Retention:
     """Deletes sessions that were handed over more than `days` ago, and the oldest while the file is above `gib`.
 
     None is no bound. Nobody waits for a deletion: what is deleted was written days or gigabytes ago. `needed` gives the

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from seamless_verl.data_plane.lease_book import LEASED, LeasedTask, LeaseTerms
-from seamless_verl.data_plane.lease_events import event, leased, live_leases
+from seamless_verl.data_plane.lease_book import LeaseTerms
+from seamless_verl.data_plane.lease_record import LiveLease, event, live_leases
 from seamless_verl.journal import BEGUN, OutsideEvent
 
 TERMS = LeaseTerms("solver", 10.0, None, 3)
 
 
 def lease(name: str, task_id: str, attempt: int = 1) -> OutsideEvent:
-    task = LeasedTask(task_id, TERMS, 0, LEASED, 0.0, None)
-    task.runner, task.attempts = "r1", attempt
-    return leased(name, task, f"session of {name}")
+    return LiveLease(name, task_id, f"session of {name}", "r1", attempt, TERMS).events()[0]
 
 
 def end(kind: str, subject: str) -> OutsideEvent:
@@ -40,6 +38,7 @@ def test_a_completed_lease_has_its_outcome() -> None:
     outcome = {"reward": 1.0}
     (live,) = live_leases([lease("a", "t"), event("done", "a", {"task": "t", "outcome": outcome})])
     assert live.outcome == outcome
+    assert live_leases(live.events()) == [live], "a later start records it again"
 
 
 def test_a_task_has_its_last_lease_alone() -> None:
