@@ -40,7 +40,7 @@ PURE = (
     "agents.command",
     "agents.callable",
     "client",
-    "runner.process",
+    "client.runner",
     "cli.runner",
     "cli.main",
     "tools.doctor.gather",

@@ -19,8 +19,7 @@ BELOW = {
     "algorithms": {"errors"},
     "platform": {"errors"},
     "agents": {"errors", "runtime"},
-    "client": {"errors", "runtime"},
-    "runner": {"errors", "runtime", "agents", "client"},
+    "client": {"errors", "runtime", "agents"},
     "trajectory": {"errors"},
     "journal": {"errors", "runtime", "trajectory"},
     "rollout": {"errors", "trajectory"},
@@ -49,7 +48,7 @@ BELOW = {
     },
     "cli": {
         *("errors", "runtime", "trajectory", "journal", "config", "resources", "platform"),
-        *("agents", "client", "runner"),
+        *("agents", "client"),
     },
     "run_folder": {"errors", "client", "config", "runtime"},
     "main_ppo": {"errors", "config", "platform", "trainer", "run_folder", "runtime"},

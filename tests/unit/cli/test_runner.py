@@ -165,10 +165,10 @@ def test_a_run_that_cannot_be_reached_is_one_warning(
             os.kill(os.getpid(), signal.SIGINT)
         return 0.01
 
-    monkeypatch.setattr("seamless_verl.runner.connection.random.uniform", pause)
+    monkeypatch.setattr("seamless_verl.client.connection.random.uniform", pause)
     with caplog.at_level(logging.INFO, logger="seamless_verl"):
         assert main(["runner", "--connect", "http://127.0.0.1:9", "--slots", "8", "--command", "true"]) == 0
-    lines = [record.getMessage() for record in caplog.records if record.name.startswith("seamless_verl.runner")]
+    lines = [record.getMessage() for record in caplog.records if record.name.startswith("seamless_verl.client")]
     assert "asks http://127.0.0.1:9 for tasks of default, 8 at a time" in caplog.messages
     assert len(lines) == 2 and lines[0].startswith("http://127.0.0.1:9 cannot be reached, tried 3 times")
     assert lines[1] == "stopped; it had no tasks"

@@ -7,7 +7,7 @@ import pytest
 from seamless_verl.client import AsyncClient, Client
 from seamless_verl.client.http import bearer, checked_url
 from seamless_verl.errors import ConfigError
-from seamless_verl.runner.connection import RunConnection
+from seamless_verl.client.connection import RunConnection
 
 
 @pytest.mark.parametrize(

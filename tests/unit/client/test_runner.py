@@ -13,8 +13,8 @@ import httpx
 import pytest
 
 from seamless_verl.errors import OutsideApiError
-from seamless_verl.runner.connection import RunConnection
-from seamless_verl.runner.process import Runner, TaskRefusedError, function_agent, run_until_stopped
+from seamless_verl.client.connection import RunConnection
+from seamless_verl.client.runner import Runner, TaskRefusedError, function_agent, run_until_stopped
 
 LEASE = {
     "lease_id": "l",

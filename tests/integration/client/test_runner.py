@@ -17,8 +17,8 @@ from support.runner_plane import RUNNER_KEY, finish, order, runner_plane, submit
 
 from seamless_verl.agents.command import AgentCommand
 from seamless_verl.errors import OutsideApiError
-from seamless_verl.runner.connection import RunConnection
-from seamless_verl.runner.process import Runner, TaskRefusedError, command_agent, function_agent
+from seamless_verl.client.connection import RunConnection
+from seamless_verl.client.runner import Runner, TaskRefusedError, command_agent, function_agent
 
 pytestmark = pytest.mark.integration
 

@@ -8,7 +8,7 @@ import json
 import httpx
 import pytest
 
-from seamless_verl.runner.connection import RunConnection
+from seamless_verl.client.connection import RunConnection
 
 
 async def test_a_lease_whose_reply_was_not_awaited_is_returned_by_its_id() -> None:
