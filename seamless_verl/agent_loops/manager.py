@@ -20,8 +20,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from verl.experimental.agent_loop import agent_loop
 from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ
 
-from seamless_verl.agent_loops.given_prompts import GivenPrompts, column
-from seamless_verl.agent_loops.lost_workers import LostPrompts, RestartLimit, unended_prompts
+from seamless_verl.agent_loops.assignments import Assignments, LostPrompts, RestartLimit, column, unended_prompts
 from seamless_verl.agent_loops.worker import STOP_S, SeamlessAgentLoopWorker
 from seamless_verl.runtime.actor_class import ActorClassWith
 from seamless_verl.runtime.actor_death import ACTOR_GONE, last_line
@@ -35,18 +34,18 @@ class SeamlessAgentLoopManager(AgentLoopManagerTQ):  # type: ignore[misc]
     `begin_watch` sets `restarts` and `lost`; before it, and with a limit of 0, no worker is started again.
     """
 
-    variables: Mapping[str, str] = MappingProxyType({})  # of all workers; set before one is made
     may_begin: Callable[[Callable[[], None]], None]
     restarts = RestartLimit(0)
     lost: LostPrompts | None = None
     restarted = 0  # workers, of the whole run
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, variables: Mapping[str, str] = MappingProxyType({}), **kwargs: Any) -> None:
+        """`variables` of the command's environment are for all workers."""
         super().__init__(*args, **kwargs)
         worker_class = ray.remote(SeamlessAgentLoopWorker)
-        self.agent_loop_workers_class = ActorClassWith(worker_class, variables=dict(self.variables))
+        self.agent_loop_workers_class = ActorClassWith(worker_class, variables=dict(variables))
         self.may_begin = lambda begin: begin()
-        self.given, self.lock = GivenPrompts(), threading.RLock()
+        self.assignments, self.lock = Assignments(), threading.RLock()
         self.sent: defaultdict[int, list[Any]] = defaultdict(list)  # calls that give prompts, by worker, until answered
 
     def generate_sequences(self, prompts: Any) -> None:
@@ -56,8 +55,8 @@ class SeamlessAgentLoopManager(AgentLoopManagerTQ):  # type: ignore[misc]
     def _give(self, prompts: Any) -> None:
         """As verl's `generate_sequences`; what a dead worker was given, the one in its place gets."""
         with self.lock:
-            if self.watched and len(self.given.by_uid) + len(prompts) > self.given.full:
-                self.given.prune({*unended_prompts(), *map(str, column(prompts, "uid"))})
+            if self.watched and len(self.assignments.by_uid) + len(prompts) > self.assignments.full:
+                self.assignments.prune({*unended_prompts(), *map(str, column(prompts, "uid"))})
             chunks = prompts.chunk(len(self.agent_loop_workers))
             calls = {slot: self._send(slot, chunk) for slot, chunk in enumerate(chunks)}
         self._await(calls)
@@ -65,7 +64,7 @@ class SeamlessAgentLoopManager(AgentLoopManagerTQ):  # type: ignore[misc]
     def _send(self, slot: int, batch: Any, deaths: Mapping[str, int] | None = None) -> tuple[Any, Any]:
         """Gives a batch to a worker; returns it with the call."""
         if self.watched:
-            self.given.add(slot, batch, deaths)
+            self.assignments.add(slot, batch, deaths)
         worker = self.agent_loop_workers[slot]
         call = worker.generate_sequences.remote(batch)
         self.sent[slot] = [*ray.wait(self.sent[slot], num_returns=len(self.sent[slot]), timeout=0)[1], call]
@@ -95,7 +94,7 @@ class SeamlessAgentLoopManager(AgentLoopManagerTQ):  # type: ignore[misc]
 
     def begin_watch(self, limit: int, planes: Sequence[Any]) -> None:
         """Workers may be started again so often; `planes` are the data planes."""
-        self.restarts, self.lost = RestartLimit(limit), LostPrompts(self.given, planes)
+        self.restarts, self.lost = RestartLimit(limit), LostPrompts(self.assignments, planes)
 
     def begin_again(self, slot: int) -> None:
         """Starts another worker in the place of this dead one, and gives it what that had not ended.
@@ -130,12 +129,12 @@ class SeamlessAgentLoopManager(AgentLoopManagerTQ):  # type: ignore[misc]
     def reopening(self, uids: Collection[str]) -> None:
         """The groups of these prompts have ended, and are given again as other parts of them."""
         with self.lock:
-            self.given.forget(uids)
+            self.assignments.forget(uids)
 
     def defer(self, uids: Collection[str]) -> None:
         """Ends the groups of these prompts that still run; a dead worker's are not begun again."""
         with self.lock:
-            self.given.defer(uids)
+            self.assignments.defer(uids)
             sent = [call for calls in self.sent.values() for call in calls]
         if sent:  # a worker that has just started would else hear of the end before the begin
             ray.wait(sent, num_returns=len(sent), timeout=STOP_S)
@@ -144,7 +143,7 @@ class SeamlessAgentLoopManager(AgentLoopManagerTQ):  # type: ignore[misc]
         done = self._await(calls)
         with self.lock:
             for slot in done:
-                self.given.ended(slot)
+                self.assignments.ended(slot)
 
     def metrics(self) -> dict[str, float]:
         """Of the whole run, where workers are started again."""

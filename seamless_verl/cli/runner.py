@@ -20,10 +20,10 @@ from seamless_verl.agents.command import AgentCommand
 from seamless_verl.agents.limits import CommandLimits
 from seamless_verl.cli.commands import COMMANDS
 from seamless_verl.client.admin_file import AdminFile
-from seamless_verl.client.http import checked_key, checked_url
-from seamless_verl.errors import ConfigError
 from seamless_verl.client.connection import RunConnection
+from seamless_verl.client.http import checked_key, checked_url
 from seamless_verl.client.runner import RunAgent, Runner, command_agent, function_agent, run_until_stopped
+from seamless_verl.errors import ConfigError
 from seamless_verl.runtime.fields import read
 
 logger = logging.getLogger(__name__)

@@ -22,9 +22,9 @@ from seamless_verl.agents.command import AgentCommand, run_command
 from seamless_verl.agents.endpoint import Endpoint
 from seamless_verl.agents.outcome import AgentOutcome, AgentStatus
 from seamless_verl.agents.own_time import PausedFigures, PausedSeconds
+from seamless_verl.client.connection import GIVE_BACK_S, RunConnection
 from seamless_verl.client.messages import Heartbeat, RunStatus, TaskCompletion, TaskLease, TaskReturn
 from seamless_verl.errors import OutsideApiError, shorten
-from seamless_verl.client.connection import GIVE_BACK_S, RunConnection
 from seamless_verl.runtime.json_values import to_json_value, to_text
 
 logger = logging.getLogger(__name__)

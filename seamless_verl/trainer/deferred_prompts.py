@@ -9,7 +9,7 @@ from typing import Any
 import transfer_queue as tq
 from verl.utils import tensordict_utils as tu
 
-from seamless_verl.agent_loops.given_prompts import TRAIN
+from seamless_verl.agent_loops.assignments import TRAIN
 
 DEFERRED = "deferred"
 BEGUN_AGAIN = uuid.uuid5(uuid.NAMESPACE_OID, "deferred prompts that begin again")

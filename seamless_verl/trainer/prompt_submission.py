@@ -20,7 +20,7 @@ from omegaconf import DictConfig
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 from verl.utils import tensordict_utils as tu
 
-from seamless_verl.agent_loops.given_prompts import TRAIN, UNENDED
+from seamless_verl.agent_loops.assignments import TRAIN, UNENDED
 from seamless_verl.agent_loops.manager import SeamlessAgentLoopManager
 from seamless_verl.config.schema import SeamlessConfig
 from seamless_verl.data_plane.client import DataPlaneClient

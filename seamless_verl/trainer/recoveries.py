@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import ray
 
-from seamless_verl.agent_loops.lost_workers import SETTING, WINDOW_S
+from seamless_verl.agent_loops.assignments import SETTING, WINDOW_S
 from seamless_verl.data_plane.waits import group_name, session_name
 from seamless_verl.errors import ActorLostError, shorten
 from seamless_verl.runtime.actor_death import ACTOR_GONE, death_reason

@@ -18,7 +18,7 @@ from omegaconf import DictConfig
 from tensordict import TensorDict
 from verl.utils import tensordict_utils as tu
 
-from seamless_verl.agent_loops.given_prompts import TRAIN, UNENDED
+from seamless_verl.agent_loops.assignments import TRAIN, UNENDED
 from seamless_verl.agent_loops.manager import SeamlessAgentLoopManager
 from seamless_verl.agent_loops.rows import FIRST, PROMPT, SAMPLES, STORED, prompt_of
 from seamless_verl.algorithms.samplers import EndedGroup, PromptSampling, make_sampler

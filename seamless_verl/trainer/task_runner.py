@@ -11,7 +11,7 @@ from typing import Any
 
 import ray
 import transfer_queue as tq
-from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf import DictConfig, OmegaConf
 from verl.trainer.main_ppo import TaskRunnerV1
 from verl.utils.logging_utils import configure_verl_logging
 
@@ -30,7 +30,6 @@ from seamless_verl.trainer.recoveries import LoopRestarts, stuck_watch
 from seamless_verl.trainer.watchdog import Watchdog
 
 logger = logging.getLogger(__name__)
-AGENT_LOOP_MANAGER = "seamless_verl.agent_loops.manager.SeamlessAgentLoopManager"
 POLL_S = 0.05  # between two looks at the queue with a custom agent loop manager, which does not notify
 
 
@@ -58,14 +57,7 @@ class SeamlessTaskRunner(plain_class(TaskRunnerV1)):  # type: ignore[misc]
         config.transfer_queue.enable = True
         OmegaConf.resolve(config)
         self.config = config
-        agent = config.actor_rollout_ref.rollout.agent
-        self.custom_loops = agent.get("agent_loop_manager_class") is not None
-        if not self.custom_loops:
-            from seamless_verl.agent_loops.manager import SeamlessAgentLoopManager
-
-            SeamlessAgentLoopManager.variables = self.variables
-            with open_dict(agent):
-                agent.agent_loop_manager_class = AGENT_LOOP_MANAGER
+        self.custom_loops = config.actor_rollout_ref.rollout.agent.get("agent_loop_manager_class") is not None
         queue = BackgroundTask("transfer-queue", lambda: tq.init(config.transfer_queue))
         from seamless_verl.trainer.trainer import SeamlessTrainer
 
@@ -92,13 +84,27 @@ class SeamlessTaskRunner(plain_class(TaskRunnerV1)):  # type: ignore[misc]
         A custom manager may need more, and is made when verl would make it.
         """
         if not self.custom_loops and not self.config.distillation.enabled:
-            self.agent_loops = BackgroundTask("agent-loops", super().init_agent_loop_manager)
+            self.agent_loops = BackgroundTask("agent-loops", self.make_agent_loops)
 
     def init_agent_loop_manager(self) -> None:
-        if self.agent_loops is None:
+        if self.agent_loops is not None:
+            self.agent_loops.result()
+        elif self.custom_loops:
             super().init_agent_loop_manager()
         else:
-            self.agent_loops.result()
+            self.make_agent_loops()
+
+    def make_agent_loops(self) -> None:
+        """As verl's `init_agent_loop_manager`, with our manager."""
+        from seamless_verl.agent_loops.manager import SeamlessAgentLoopManager
+
+        self.agent_loop_manager = SeamlessAgentLoopManager.create(
+            config=self.config,
+            llm_client=self.trainer.get_llm_client(),
+            teacher_client=self.trainer.get_teacher_client(),
+            reward_loop_worker_handles=self.trainer.get_reward_handles(),
+            variables=self.variables,
+        )
 
     def train_watched(self, training: Callable[[], None]) -> None:
         """Trains; raises when the run makes no more progress, or will make none: an actor is lost, or a load failed."""

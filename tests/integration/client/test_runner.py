@@ -16,9 +16,9 @@ from support.rollout import until
 from support.runner_plane import RUNNER_KEY, finish, order, runner_plane, submitted
 
 from seamless_verl.agents.command import AgentCommand
-from seamless_verl.errors import OutsideApiError
 from seamless_verl.client.connection import RunConnection
 from seamless_verl.client.runner import Runner, TaskRefusedError, command_agent, function_agent
+from seamless_verl.errors import OutsideApiError
 
 pytestmark = pytest.mark.integration
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from seamless_verl.client import AsyncClient, Client
+from seamless_verl.client.connection import RunConnection
 from seamless_verl.client.http import bearer, checked_url
 from seamless_verl.errors import ConfigError
-from seamless_verl.client.connection import RunConnection
 
 
 @pytest.mark.parametrize(

@@ -12,9 +12,9 @@ from typing import Any
 import httpx
 import pytest
 
-from seamless_verl.errors import OutsideApiError
 from seamless_verl.client.connection import RunConnection
 from seamless_verl.client.runner import Runner, TaskRefusedError, function_agent, run_until_stopped
+from seamless_verl.errors import OutsideApiError
 
 LEASE = {
     "lease_id": "l",

@@ -1,6 +1,9 @@
-"""What becomes of the prompts of an agent loop worker that died: another worker takes its place, and begins them again.
+"""Which prompts each agent loop worker was assigned, and what becomes of them when it dies: another begins them again.
 
-| the group of a prompt | what happens |
+verl hands prompts over and forgets them. Assignments are owned by the agent loop manager. Under its lock a lost worker
+is dealt with, so that a prompt has one worker.
+
+| the group of a prompt of a worker that died | what happens |
 |---|---|
 | of training, was handed over, but not marked as ended | it is marked now |
 | was deferred at this moment | its sessions are dropped as `deferred` |
@@ -14,8 +17,6 @@
 | its agent ran in the worker, or below it | it is dropped as `session`, and the agent begins again, with its replies |
 
 A call of verl's own loops, which has no session, is ended with the prompts of the worker.
-
-Called under the manager's lock, so that a prompt has one worker.
 """
 
 from __future__ import annotations
@@ -23,30 +24,116 @@ from __future__ import annotations
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import ray
 import transfer_queue as tq
+from verl.utils import tensordict_utils as tu
 
-from seamless_verl.agent_loops.given_prompts import (
-    TRAIN,
-    VALIDATION,
-    GivenPrompt,
-    GivenPrompts,
-    batches_of,
-    rows_of_sessions,
-    unended_of,
-)
-from seamless_verl.agent_loops.rows import STORED
+from seamless_verl.agent_loops.rows import FIRST, STORED
 from seamless_verl.data_plane.group_notifier import GroupEnd
 from seamless_verl.trajectory.account import DropReason
 
 logger = logging.getLogger(__name__)
 SETTING = "seamless.loop_worker_restarts"
+TRAIN, VALIDATION = "train", "val"  # verl's partitions
+UNENDED = ("pending", "running")  # verl's marks of a prompt whose group has not ended
+FINISHED, FAILED = "finished", "failure"  # verl's marks of a group
+PRUNED = 1024  # prompts, before those that have ended are looked for
 WINDOW_S = 600.0  # in which a worker may be started again so often
 PROMPT_DEATHS = 2  # of workers that had the same prompt, before it is given up
-FINISHED, FAILED = "finished", "failure"  # verl's marks of a group
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """The row `place` of a batch that worker `slot` was given; `first` is the number of the first session to run.
+
+    `deaths` is how many workers have died while they had it.
+    """
+
+    slot: int
+    partition: str
+    batch: Any
+    place: int
+    first: int = 0
+    deaths: int = 0
+
+
+class Assignments:
+    """Prompts by uid, from when a worker was given them until somebody says that they have ended.
+
+    Those of `deferred` are to end, and their workers have not said that they did.
+    """
+
+    def __init__(self) -> None:
+        self.by_uid: dict[str, Assignment] = {}
+        self.deferred: dict[str, Assignment] = {}
+        self.full = PRUNED
+
+    def add(self, slot: int, batch: Any, deaths: Mapping[str, int] | None = None) -> None:
+        """Worker `slot` is given this batch; a prompt that was given before, and is given again, is now this one.
+
+        `deaths` are those of prompts that are begun again.
+        """
+        partition = VALIDATION if tu.get(batch, "validate", False) else TRAIN
+        firsts = column(batch, FIRST) if FIRST in batch else [0] * len(batch)
+        for place, (uid, first) in enumerate(zip(column(batch, "uid"), firsts, strict=True)):
+            died = (deaths or {}).get(str(uid), 0)
+            self.by_uid[str(uid)] = Assignment(slot, partition, batch, place, int(first), died)
+
+    def forget(self, uids: Iterable[str]) -> None:
+        """Nobody works on these prompts any more."""
+        for uid in uids:
+            self.by_uid.pop(uid, None)
+
+    def defer(self, uids: Iterable[str]) -> None:
+        """The groups of these prompts are to end."""
+        for uid in uids:
+            if (given := self.by_uid.pop(uid, None)) is not None:
+                self.deferred[uid] = given
+
+    def ended(self, slot: int) -> None:
+        """Worker `slot` says that what was deferred there has ended."""
+        self.deferred = {uid: given for uid, given in self.deferred.items() if given.slot != slot}
+
+    def prune(self, unended: Collection[str]) -> None:
+        """Only these have not ended. The next time is when there are twice as many."""
+        self.by_uid = {uid: given for uid, given in self.by_uid.items() if uid in unended}
+        self.full = max(PRUNED, 2 * len(self.by_uid))
+
+    def of_worker(self, slot: int, unended: Collection[str]) -> dict[str, Assignment]:
+        """The unended prompts of a worker, in the order in which it was given them."""
+        return {uid: given for uid, given in self.by_uid.items() if given.slot == slot and uid in unended}
+
+
+def batches_of(given: Iterable[Assignment]) -> list[Any]:
+    """These prompts as batches to give to a worker, each a part of the one that they were given in."""
+    places: dict[int, tuple[Any, list[int]]] = {}
+    for one in given:
+        places.setdefault(id(one.batch), (one.batch, []))[1].append(one.place)
+    return [tu.index_select_tensor_dict(batch, chosen) for batch, chosen in places.values()]
+
+
+def unended_of(tags: Mapping[str, Mapping[str, Any]]) -> frozenset[str]:
+    """The uids of prompts whose groups have not ended, by TransferQueue's tags of a partition."""
+    return frozenset(uid for uid, tag in tags.items() if tag.get("is_prompt") and tag["status"] in UNENDED)
+
+
+def rows_of_sessions(keys: Iterable[str], firsts: Mapping[str, int]) -> list[str]:
+    """Of the keys `<uid>_<session>_<sequence>`, those of these prompts' sessions from `firsts` on."""
+    found = []
+    for key in keys:
+        uid, session, *_ = [*key.split("_"), ""]
+        if uid in firsts and session and int(session) >= firsts[uid]:
+            found.append(key)
+    return found
+
+
+def column(batch: Any, name: str) -> list[Any]:
+    """A column of a batch as a list."""
+    return list(tu.get(batch, name))
 
 
 class RestartLimit:
@@ -69,17 +156,17 @@ class RestartLimit:
 class LostPrompts:
     """What is done with the prompts of a lost worker; `planes` are the data planes."""
 
-    def __init__(self, given: GivenPrompts, planes: Sequence[Any]) -> None:
-        self.given, self.planes = given, planes
+    def __init__(self, assignments: Assignments, planes: Sequence[Any]) -> None:
+        self.assignments, self.planes = assignments, planes
 
     def end(self, slot: int) -> tuple[list[Any], dict[str, int]]:
         """Ends what the worker left; returns the batches to give to the one in its place, and its prompts' deaths."""
         tags = {partition: tags_of(partition) for partition in (TRAIN, VALIDATION)}
         unended = frozenset[str]().union(*(unended_of(found) for found in tags.values()))
-        lost = self.given.of_worker(slot, unended)
+        lost = self.assignments.of_worker(slot, unended)
         complete = self._complete(lost, tags)
         given_up = {uid for uid, one in lost.items() if uid not in complete and one.deaths >= PROMPT_DEATHS}
-        deferred = [uid for uid, one in self.given.deferred.items() if one.slot == slot]
+        deferred = [uid for uid, one in self.assignments.deferred.items() if one.slot == slot]
         unwanted = dict.fromkeys(deferred, DropReason.DEFERRED) | dict.fromkeys(given_up, DropReason.SESSION)
         left = (sorted({*lost, *deferred}), sorted(complete), unwanted)
         ray.get([plane.loops_lost.remote(*left) for plane in self.planes])
@@ -88,14 +175,14 @@ class LostPrompts:
             self._mark(uid, lost[uid], None)
         for uid in given_up:
             self._mark(uid, lost[uid], f"{PROMPT_DEATHS + 1} agent loop workers died while they ran it")
-        self.given.forget({*complete, *given_up})
-        self.given.ended(slot)
-        again = {uid: one for uid, one in lost.items() if uid in self.given.by_uid}
+        self.assignments.forget({*complete, *given_up})
+        self.assignments.ended(slot)
+        again = {uid: one for uid, one in lost.items() if uid in self.assignments.by_uid}
         texts = (len(again), len(complete), len(given_up))
         logger.warning("%d prompts of it begin again, %d had been handed over, %d are given up", *texts)
         return batches_of(again.values()), {uid: one.deaths + 1 for uid, one in again.items()}
 
-    def _complete(self, lost: Mapping[str, GivenPrompt], tags: Mapping[str, Mapping[str, Any]]) -> set[str]:
+    def _complete(self, lost: Mapping[str, Assignment], tags: Mapping[str, Mapping[str, Any]]) -> set[str]:
         """Prompts whose rows are all in TransferQueue: their sessions are acknowledged only then.
 
         A prompt whose group was reopened has acknowledged sessions from before. Its later rows are put at once, so one
@@ -108,14 +195,14 @@ class LostPrompts:
         put = {uid for uid, one in reopened.items() if rows_of_sessions(stored[one.partition], {uid: one.first})}
         return (known - reopened.keys()) | put
 
-    def _clear(self, lost: Mapping[str, GivenPrompt]) -> None:
+    def _clear(self, lost: Mapping[str, Assignment]) -> None:
         """Clears the rows of these prompts' sessions, also those that arrived a moment ago."""
         for partition in (TRAIN, VALIDATION):
             firsts = {uid: one.first for uid, one in lost.items() if one.partition == partition}
             if firsts and (rows := rows_of_sessions(tags_of(partition), firsts)):
                 tq.kv_clear(keys=rows, partition_id=partition)
 
-    def _mark(self, uid: str, given: GivenPrompt, error: str | None) -> None:
+    def _mark(self, uid: str, given: Assignment, error: str | None) -> None:
         """Marks a group as ended, or, with an error, as failed; a reopened one has its earlier sessions in any case."""
         status = FINISHED if error is None or given.first else FAILED
         tq.kv_batch_put(keys=[uid], partition_id=given.partition, tags=[{"status": status}])

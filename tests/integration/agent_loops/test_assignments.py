@@ -6,8 +6,14 @@ import pytest
 from tensordict import TensorDict
 from verl.utils import tensordict_utils as tu
 
-from seamless_verl.agent_loops.given_prompts import GivenPrompts, batches_of, rows_of_sessions, unended_of
-from seamless_verl.agent_loops.lost_workers import WINDOW_S, RestartLimit
+from seamless_verl.agent_loops.assignments import (
+    WINDOW_S,
+    Assignments,
+    RestartLimit,
+    batches_of,
+    rows_of_sessions,
+    unended_of,
+)
 from seamless_verl.agent_loops.rows import FIRST
 
 pytestmark = pytest.mark.integration
@@ -22,7 +28,7 @@ def batch(*uids: str, validate: bool = False, **columns: list[int]) -> TensorDic
 
 
 def test_unended_prompts_of_a_worker_are_given_again_as_they_were() -> None:
-    given = GivenPrompts()
+    given = Assignments()
     given.add(0, batch("a", "b", "c"))
     given.add(1, batch("d"))
     given.add(0, batch("v", validate=True))
