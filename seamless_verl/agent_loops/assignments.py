@@ -47,7 +47,7 @@ PROMPT_DEATHS = 2  # of workers that had the same prompt, before it is given up
 
 
 @dataclass(frozen=True)
-class Assignment:
+class AssignedPrompt:
     """The row `place` of a batch that worker `slot` was given; `first` is the number of the first session to run.
 
     `deaths` is how many workers have died while they had it.
@@ -68,8 +68,8 @@ class Assignments:
     """
 
     def __init__(self) -> None:
-        self.by_uid: dict[str, Assignment] = {}
-        self.deferred: dict[str, Assignment] = {}
+        self.by_uid: dict[str, AssignedPrompt] = {}
+        self.deferred: dict[str, AssignedPrompt] = {}
         self.full = PRUNED
 
     def add(self, slot: int, batch: Any, deaths: Mapping[str, int] | None = None) -> None:
@@ -81,7 +81,7 @@ class Assignments:
         firsts = column(batch, FIRST) if FIRST in batch else [0] * len(batch)
         for place, (uid, first) in enumerate(zip(column(batch, "uid"), firsts, strict=True)):
             died = (deaths or {}).get(str(uid), 0)
-            self.by_uid[str(uid)] = Assignment(slot, partition, batch, place, int(first), died)
+            self.by_uid[str(uid)] = AssignedPrompt(slot, partition, batch, place, int(first), died)
 
     def forget(self, uids: Iterable[str]) -> None:
         """Nobody works on these prompts any more."""
@@ -103,12 +103,12 @@ class Assignments:
         self.by_uid = {uid: given for uid, given in self.by_uid.items() if uid in unended}
         self.full = max(PRUNED, 2 * len(self.by_uid))
 
-    def of_worker(self, slot: int, unended: Collection[str]) -> dict[str, Assignment]:
+    def of_worker(self, slot: int, unended: Collection[str]) -> dict[str, AssignedPrompt]:
         """The unended prompts of a worker, in the order in which it was given them."""
         return {uid: given for uid, given in self.by_uid.items() if given.slot == slot and uid in unended}
 
 
-def batches_of(given: Iterable[Assignment]) -> list[Any]:
+def batches_of(given: Iterable[AssignedPrompt]) -> list[Any]:
     """These prompts as batches to give to a worker, each a part of the one that they were given in."""
     places: dict[int, tuple[Any, list[int]]] = {}
     for one in given:
@@ -182,7 +182,7 @@ class LostPrompts:
         logger.warning("%d prompts of it begin again, %d had been handed over, %d are given up", *texts)
         return batches_of(again.values()), {uid: one.deaths + 1 for uid, one in again.items()}
 
-    def _complete(self, lost: Mapping[str, Assignment], tags: Mapping[str, Mapping[str, Any]]) -> set[str]:
+    def _complete(self, lost: Mapping[str, AssignedPrompt], tags: Mapping[str, Mapping[str, Any]]) -> set[str]:
         """Prompts whose rows are all in TransferQueue: their sessions are acknowledged only then.
 
         A prompt whose group was reopened has acknowledged sessions from before. Its later rows are put at once, so one
@@ -195,14 +195,14 @@ class LostPrompts:
         put = {uid for uid, one in reopened.items() if rows_of_sessions(stored[one.partition], {uid: one.first})}
         return (known - reopened.keys()) | put
 
-    def _clear(self, lost: Mapping[str, Assignment]) -> None:
+    def _clear(self, lost: Mapping[str, AssignedPrompt]) -> None:
         """Clears the rows of these prompts' sessions, also those that arrived a moment ago."""
         for partition in (TRAIN, VALIDATION):
             firsts = {uid: one.first for uid, one in lost.items() if one.partition == partition}
             if firsts and (rows := rows_of_sessions(tags_of(partition), firsts)):
                 tq.kv_clear(keys=rows, partition_id=partition)
 
-    def _mark(self, uid: str, given: Assignment, error: str | None) -> None:
+    def _mark(self, uid: str, given: AssignedPrompt, error: str | None) -> None:
         """Marks a group as ended, or, with an error, as failed; a reopened one has its earlier sessions in any case."""
         status = FINISHED if error is None or given.first else FAILED
         tq.kv_batch_put(keys=[uid], partition_id=given.partition, tags=[{"status": status}])

@@ -469,8 +469,8 @@ class RunnerTasks:
         for ended in ends:
             if ended.kind == "lost" or not self.lease_sessions.called(ended.lease_id):
                 self.lease_sessions.lose(ended.lease_id)
-            said = (ended.task_id, ended.runner, ended.kind, ended.state, reason)
-            logger.warning("the task %s of runner %s: %s, now %s. %s", *said)
+            values = (ended.task_id, ended.runner, ended.kind, ended.state, reason)
+            logger.warning("the task %s of runner %s: %s, now %s. %s", *values)
             detail = {"task": ended.task_id, "runner": ended.runner, "state": str(ended.state), "reason": reason}
             events.append(event(ended.kind, ended.lease_id or ended.task_id, detail))
         await self.record(*events)
