@@ -94,7 +94,7 @@ def record_computations(worker: Any, activity: Activity) -> None:
 
 
 class DeviceTime:
-    """Owns the ledger of a run, and its trace and picture in `folder`; `collect` returns the processes' reports."""
+    """Owns the ledger of a run, and its trace in `folder`; `collect` returns the processes' reports."""
 
     def __init__(
         self, folder: Path, devices: Sequence[str], collect: Callable[[], Iterable[NodeActivity | LostSource]]
@@ -137,14 +137,11 @@ class DeviceTime:
         return sum(report.seconds[device][DeviceUse.IDLE] for device in devices) / (report.wall * len(devices))
 
     def finish(self) -> Path | None:
-        """Draws the run, with a lane for each device; returns the picture's path, None for a run that never began."""
-        from seamless_verl.resources.ledger.drawing import draw_timeline  # it imports the plotting library
-
+        """Closes the run's last period; returns the trace's path, None for a run that never began."""
         if self.ledger is None:
             return None
         self.close(END)
-        picture = self.trace.path.with_name(self.trace.path.name.removesuffix(TRACE) + ".png")
-        return draw_timeline(self.trace.path, picture)
+        return self.trace.path
 
     def _reports(self) -> Iterator[tuple[ActivityReport, ClockOffset] | LostSource]:
         """Each process's report, with the offset of its host's clock from ours."""

@@ -158,8 +158,8 @@ class SeamlessTaskRunner(plain_class(TaskRunnerV1)):  # type: ignore[misc]
 
     def print_what_is_left(self) -> None:
         """The files that a user looks for next. verl prints a run's last lines too."""
-        if (picture := self.trainer.device_time.finish()) is not None:
-            show_line(f"device time: {picture}")
+        if (trace := self.trainer.device_time.finish()) is not None:
+            show_line(f"device time: {trace}, shown by seamless-verl view {trace.parent}")
         folder = Path(self.trainer.config.trainer.default_local_dir)
         named, *_ = tracker_state(folder) or ("",)  # the newest whole one: async_save may still write another
         if named in map(str, self.trainer.saved):

@@ -1,8 +1,7 @@
 """The device-second ledger: train + rollout + switch + sync + idle = devices x wall time.
 
 Each source process keeps an `Activity`. The report that `take()` returns goes into the `Ledger`, whose counts a
-`Trace` writes to a file. The timeline picture (`ledger.drawing`) is read back from that file, so that a run keeps
-none of it in memory.
+`Trace` writes to a file. The view reads that file back, so that a run keeps none of it in memory.
 """
 
 from __future__ import annotations

@@ -127,21 +127,9 @@ class Timeline:
     """(label, end) of each step that ends in the window"""
 
     @property
-    def column_s(self) -> float:
-        """Seconds of a column."""
-        columns: int = self.grid.shape[1]
-        return (self.until - self.start) / columns
-
-    @property
     def shares(self) -> NDArray[np.float64]:
         """Of each column, 0 to 1, same shape as the grid."""
-        return self.grid / max(self.column_s, 1e-12)
-
-    @property
-    def idle(self) -> NDArray[np.float64]:
-        """The idle share of each device, shape [devices]."""
-        whole = max(self.until - self.start, 1e-12)
-        return np.asarray(self.grid[:, :, COLUMN_OF[DeviceUse.IDLE]].sum(axis=1) / whole)
+        return self.grid / max((self.until - self.start) / self.grid.shape[1], 1e-12)
 
 
 def read_events(path: Path, *, skipping: tuple[bytes, ...] = ()) -> Iterator[dict[str, Any]]:

@@ -53,7 +53,7 @@ def test_a_stopped_run_leaves_complete_checkpoints_and_resumes_from_the_last(nan
         assert sum(shares) == pytest.approx(1, abs=0.01)
         assert metrics["seamless/device/train-0/train_share"] > 0 == metrics["seamless/device/rollout-0/train_share"]
     check_lending(checkpoints, last)
-    assert (checkpoints / "devices-2.png").stat().st_size > 0, "a resumed run keeps the files of the earlier one"
+    assert (checkpoints / "devices-2.trace.json").stat().st_size > 0, "a resumed run keeps the files of the earlier one"
 
 
 def check_lending(checkpoints: Path, last: int) -> None:

@@ -87,7 +87,7 @@ def test_a_replica_that_reports_again_is_counted_again(run: Run) -> None:
     assert run.close(25.0)[DeviceUse.ROLLOUT] == 15.0
 
 
-def test_a_run_that_never_began_has_no_metrics_and_no_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_never_began_has_no_metrics_and_no_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray, "get_runtime_context", lambda: SimpleNamespace(get_node_id=lambda: NODE))
     device_time = DeviceTime(tmp_path, [DEVICE], list)
     assert device_time.close("step 1") == {} and device_time.finish() is None

@@ -96,7 +96,7 @@ def test_a_window_is_the_end_of_the_run(tmp_path: Path) -> None:
     assert (timeline.start, timeline.until) == (90, 100)
     assert timeline.steps == (("until 95", 95), ("until 100", 100))
     assert timeline.grid[0, :, COLUMN_OF[DeviceUse.ROLLOUT]].tolist() == pytest.approx([0, 2, 0, 0, 0])
-    assert timeline.idle.tolist() == pytest.approx([0.8])
+    assert timeline.shares[0, :, COLUMN_OF[DeviceUse.IDLE]].mean() == pytest.approx(0.8)
     trace.close()
 
 
