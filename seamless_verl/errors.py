@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
 from functools import wraps
 from typing import ParamSpec
 
@@ -60,6 +62,40 @@ def refuse(mistakes: Sequence[ConfigError]) -> None:
     """Raises what was found: nothing, the one ConfigError, or ConfigErrors."""
     if mistakes:
         raise mistakes[0] if len(mistakes) == 1 else ConfigErrors(*mistakes)
+
+
+class Level(StrEnum):
+    """How bad a finding is."""
+
+    OK = "ok"
+    """Nothing to do."""
+    NOTE = "note"
+    """Not in order, or not known, and no trouble for a run here."""
+    WARNING = "warning"
+    """A run works, but slower, or only in some layouts."""
+    ERROR = "error"
+    """A run fails, or would not be the run that is meant."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What was found of a subject without starting anything; `way_out` is empty for what is in order, and only then."""
+
+    subject: str
+    level: Level
+    text: str
+    way_out: str = ""
+
+    def __post_init__(self) -> None:
+        assert bool(self.way_out) == (self.level is not Level.OK), self
+
+    def __str__(self) -> str:
+        return f"{self.level}: {self.subject}: {self.text}. {self.way_out}".removesuffix(". ")
+
+    @classmethod
+    def of(cls, subject: str, mistake: ConfigError, level: Level = Level.ERROR) -> Finding:
+        """A setting that cannot work, or that may not."""
+        return cls(subject, level, f"{mistake.key}={mistake.value!r}: {mistake.reason}", mistake.way_out)
 
 
 LINE_CHARS = 500

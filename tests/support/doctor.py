@@ -8,7 +8,8 @@ from typing import Any
 
 from seamless_verl.config.checks.hosts import VERIFIED_CPU
 from seamless_verl.resources.visible_devices import InstalledDevice
-from seamless_verl.tools.doctor.facts import (
+from seamless_verl.tools.doctor.gather import (
+    ENTRY_POINTS,
     ClockFacts,
     Facts,
     FileSystemFacts,
@@ -19,8 +20,7 @@ from seamless_verl.tools.doctor.facts import (
     SoftwareFacts,
     TemporaryFacts,
 )
-from seamless_verl.tools.doctor.finding import GIB
-from seamless_verl.tools.doctor.software import ENTRY_POINTS
+from seamless_verl.tools.doctor.machine import GIB
 
 NEWEST = {name: verified.newest for name, verified in VERIFIED_CPU.items()}
 TWO_DEVICES = tuple(InstalledDevice(i, f"GPU-{i}", 80 * GIB) for i in range(2))

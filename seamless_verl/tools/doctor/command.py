@@ -4,20 +4,44 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from seamless_verl.cli.commands import COMMANDS
 from seamless_verl.cli.text import escape, format_count, write
-from seamless_verl.errors import ConfigError
-from seamless_verl.tools.doctor.diagnose import diagnose
-from seamless_verl.tools.doctor.finding import Finding, Level
+from seamless_verl.errors import ConfigError, Finding, Level
+from seamless_verl.tools.doctor import machine, network, software
+from seamless_verl.tools.doctor.gather import Facts
 
 ABOUT = COMMANDS["doctor"]
 FORMAT = 1
 """Of the JSON: a reader of another one is to be changed."""
 FOUND_ERRORS = 1
 LAST_PORT = 65535
+PROBES: tuple[Callable[[Facts], list[Finding]], ...] = (
+    software.probe_system,
+    software.probe_python,
+    software.probe_package,
+    software.probe_versions,
+    software.probe_vllm_name,
+    software.probe_stack,
+    software.probe_platform,
+    machine.probe_devices,
+    machine.probe_memory,
+    machine.probe_shared_memory,
+    machine.probe_huge_pages,
+    machine.probe_open_files,
+    machine.probe_processes,
+    machine.probe_locked_memory,
+    machine.probe_temporary,
+    machine.probe_disks,
+    machine.probe_clock,
+    network.probe_connections,
+    network.probe_proxies,
+    network.probe_ports,
+    network.probe_ray,
+)
+"""In the order in which findings are mended: later ones often follow from earlier ones."""
 
 
 def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -41,6 +65,11 @@ def show_findings(args: argparse.Namespace) -> int:
     findings = diagnose(gather(args.folder, args.port))
     write(json.dumps(as_json(findings), indent=2) if args.json else "\n".join(lines(findings)))
     return FOUND_ERRORS if count(findings, Level.ERROR) else 0
+
+
+def diagnose(facts: Facts) -> list[Finding]:
+    """Every finding, those that are in order too."""
+    return [finding for probe in PROBES for finding in probe(facts)]
 
 
 def lines(findings: Sequence[Finding]) -> Iterator[str]:

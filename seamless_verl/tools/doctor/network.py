@@ -6,9 +6,9 @@ import os
 from ipaddress import ip_address
 
 from seamless_verl.config.checks.gateway import PORT
+from seamless_verl.errors import Finding, Level
 from seamless_verl.runtime.scratch import RAY_SOCKETS, SOCKET_PATH_BYTES
-from seamless_verl.tools.doctor.facts import Facts
-from seamless_verl.tools.doctor.finding import Finding, error, ok, warning
+from seamless_verl.tools.doctor.gather import Facts
 
 INTERFACES = "GLOO_SOCKET_IFNAME"
 LOOPBACK = "127.0.0.1"
@@ -20,19 +20,21 @@ def probe_connections(facts: Facts) -> list[Finding]:
     """This host's processes reach each other; gloo finds its interface by the host's name."""
     network = facts.network
     if not network.loopback_connects:
-        return [error("network", f"{LOOPBACK} cannot be connected to", "Bring it up: ip link set lo up")]
+        return [Finding("network", Level.ERROR, f"{LOOPBACK} cannot be connected to", "Bring it up: ip link set lo up")]
     if not network.connects:
         text = f"a port of {network.address}, this host's own address, cannot be connected to"
-        return [error("network", text, "Let the firewall accept connections of this host to itself")]
+        return [Finding("network", Level.ERROR, text, "Let the firewall accept connections of this host to itself")]
     if network.resolved is None and not facts.environ.get(INTERFACES):
         text = f"the host's name {network.host_name!r} cannot be resolved, and gloo asks for it"
-        return [error("network", text, f"Add it to /etc/hosts, or set {INTERFACES} to a network interface")]
+        return [
+            Finding("network", Level.ERROR, text, f"Add it to /etc/hosts, or set {INTERFACES} to a network interface")
+        ]
     if facts.joins_named_cluster and network.resolved is not None and _is_loopback(network.resolved):
         text = f"the host's name {network.host_name!r} stands for {network.resolved}, where no other machine reaches it"
         if not facts.environ.get(INTERFACES):
             way_out = f"Give it this host's address in /etc/hosts, or set {INTERFACES} to a network interface"
-            return [warning("network", text, way_out)]
-    return [ok("network", f"{network.host_name} at {network.address}")]
+            return [Finding("network", Level.WARNING, text, way_out)]
+    return [Finding("network", Level.OK, f"{network.host_name} at {network.address}")]
 
 
 def probe_proxies(facts: Facts) -> list[Finding]:
@@ -40,13 +42,17 @@ def probe_proxies(facts: Facts) -> list[Finding]:
     proxies = _proxies(facts)
     hosts = dict.fromkeys((LOOPBACK, facts.network.address))
     if not {"http", "all"} & set(proxies):
-        return [ok("proxies", "none for http")]
+        return [Finding("proxies", Level.OK, "none for http")]
     excepted = [entry.strip() for entry in proxies.get("no", "").split(",")]
     through = [host for host in hosts if not {"*", host} & set(excepted)]
     if not through:
-        return [ok("proxies", "not for this host")]
+        return [Finding("proxies", Level.OK, "not for this host")]
     text = f"http requests to {' and '.join(through)}, where the gateway listens, go to a proxy, but for a run's agents"
-    return [warning("proxies", text, f"Set NO_PROXY={','.join(['localhost', *hosts])}, and no_proxy to the same")]
+    return [
+        Finding(
+            "proxies", Level.WARNING, text, f"Set NO_PROXY={','.join(['localhost', *hosts])}, and no_proxy to the same"
+        )
+    ]
 
 
 def probe_ports(facts: Facts) -> list[Finding]:
@@ -57,17 +63,20 @@ def probe_ports(facts: Facts) -> list[Finding]:
         text = f"{high - low + 1} for connections ({low} to {high})"
         if high - low + 1 < ENOUGH_PORTS:
             way_out = f"Allow more: echo '32768 60999' > {EPHEMERAL}"
-            found.append(warning("ports", f"{text}, of which each open call takes one or two", way_out))
+            found.append(Finding("ports", Level.WARNING, f"{text}, of which each open call takes one or two", way_out))
         else:
-            found.append(ok("ports", text))
+            found.append(Finding("ports", Level.OK, text))
     return found
 
 
 def _port(port: int, reason: str | None) -> Finding:
     if reason is None:
-        return ok("ports", f"{port} is free")
-    return error(
-        "ports", f"{port} cannot be listened to: {reason}", f"Take another one, or {PORT}=0 for any that is free"
+        return Finding("ports", Level.OK, f"{port} is free")
+    return Finding(
+        "ports",
+        Level.ERROR,
+        f"{port} cannot be listened to: {reason}",
+        f"Take another one, or {PORT}=0 for any that is free",
     )
 
 
@@ -81,16 +90,16 @@ def _cluster(facts: Facts) -> Finding:
     if facts.joins_named_cluster:
         if found.named_answers is False:
             way_out = "Start the cluster, mend the address, or unset RAY_ADDRESS for a run on this machine"
-            return error("Ray", f"RAY_ADDRESS={named}: nobody listens there", way_out)
+            return Finding("Ray", Level.ERROR, f"RAY_ADDRESS={named}: nobody listens there", way_out)
         state = "" if found.named_answers is None else ", which answers"
-        return ok("Ray", f"a run joins RAY_ADDRESS={named}{state}")
+        return Finding("Ray", Level.OK, f"a run joins RAY_ADDRESS={named}{state}")
     if found.local_address is None or named or facts.software.cpu:
-        return ok("Ray", "a run starts a cluster of its own")  # on the CPU platform, whatever runs here
+        return Finding("Ray", Level.OK, "a run starts a cluster of its own")  # on the CPU platform, whatever runs here
     if found.local_answers:
         text = f"a run joins the cluster that runs here, at {found.local_address}, with its processes' environment"
-        return warning("Ray", text, "RAY_ADDRESS=local gives a run its own")
+        return Finding("Ray", Level.WARNING, text, "RAY_ADDRESS=local gives a run its own")
     text = f"{found.address_file} names {found.local_address}, where no cluster answers"
-    return warning("Ray", text, f"Remove that file: rm {found.address_file}")
+    return Finding("Ray", Level.WARNING, text, f"Remove that file: rm {found.address_file}")
 
 
 def _ray_folder(facts: Facts) -> list[Finding]:
@@ -99,7 +108,7 @@ def _ray_folder(facts: Facts) -> list[Finding]:
         return []
     most = SOCKET_PATH_BYTES - RAY_SOCKETS
     text = f"RAY_TMPDIR={folder} is too long for the paths of Ray's sockets"
-    return [error("Ray", text, f"Unset it, or name a folder of at most {most} bytes")]
+    return [Finding("Ray", Level.ERROR, text, f"Unset it, or name a folder of at most {most} bytes")]
 
 
 def _nodes(facts: Facts) -> list[Finding]:
@@ -113,7 +122,7 @@ def _nodes(facts: Facts) -> list[Finding]:
     alone = [str(node.pid) for node in nodes if node.run is None]
     ways_out = [f"Wait for that run, or stop it: kill {' '.join(runs)}"] if runs else []
     ways_out += [f"End what no program uses: kill {' '.join(alone)}"] if alone else []
-    return [warning("Ray", text, ". ".join(ways_out))]
+    return [Finding("Ray", Level.WARNING, text, ". ".join(ways_out))]
 
 
 def _proxies(facts: Facts) -> dict[str, str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from support.doctor import ACCELERATED, facts
 from support.paths import ROOT
 
-from seamless_verl.tools.doctor.diagnose import diagnose
+from seamless_verl.tools.doctor.command import diagnose
 
 
 def test_every_subject_is_in_the_table() -> None:

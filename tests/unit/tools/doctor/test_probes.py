@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 from support.doctor import ACCELERATED, HEALTHY, NEWEST, TWO_DEVICES, facts
 
+from seamless_verl.errors import Finding, Level
 from seamless_verl.resources.visible_devices import InstalledDevice
-from seamless_verl.tools.doctor.diagnose import diagnose
-from seamless_verl.tools.doctor.facts import Facts, FileSystemFacts, RayNode, TemporaryFacts
-from seamless_verl.tools.doctor.finding import GIB, Finding, Level
+from seamless_verl.tools.doctor.command import diagnose
+from seamless_verl.tools.doctor.gather import Facts, FileSystemFacts, RayNode, TemporaryFacts
+from seamless_verl.tools.doctor.machine import GIB
 
 Changes = Mapping[str, Mapping[str, Any]]
 
