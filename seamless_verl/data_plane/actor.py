@@ -35,11 +35,10 @@ from seamless_verl.data_plane.settings import Generated, PlaneSettings
 from seamless_verl.data_plane.waits import PlaneState, PlaneWaits, plane_waits
 from seamless_verl.errors import ReplicaLostError
 from seamless_verl.journal import GroupDecided
-from seamless_verl.rollout.cache_use import CACHE_METRICS
 from seamless_verl.rollout.call import Call
 from seamless_verl.rollout.manager import COMMANDS
-from seamless_verl.rollout.observation import RolloutObservation
-from seamless_verl.rollout.replica_state import PAUSED, RELEASED, SERVING, SYNCING, ReplicaState
+from seamless_verl.rollout.observation import CACHE_METRICS, RolloutObservation
+from seamless_verl.rollout.replica import PAUSED, RELEASED, SERVING, SYNCING, ReplicaState
 from seamless_verl.rollout.restarts import ReplicaLoss
 from seamless_verl.runtime.process import stack_report
 from seamless_verl.trajectory.account import DropReason, drop_masked

@@ -17,11 +17,11 @@ from typing import Any
 import ray
 
 from seamless_verl.errors import ReplicaLostError, WeightsNotLoadedError, shorten
-from seamless_verl.rollout.cache_use import CacheUse, CacheUseOfAll
 from seamless_verl.rollout.engine import EngineRequest, PauseMode
 from seamless_verl.rollout.fleet import Fleet
 from seamless_verl.rollout.manager import FleetSnapshot
-from seamless_verl.rollout.replica_state import DEAD, STALE, ReplicaState
+from seamless_verl.rollout.observation import CacheUse, CacheUseOfAll
+from seamless_verl.rollout.replica import DEAD, STALE, ReplicaState
 from seamless_verl.rollout.restarts import LossReason, ReplicaLoss
 from seamless_verl.runtime.actor_death import ACTOR_GONE, death_reason
 from seamless_verl.transport import RemoteEngine
@@ -293,7 +293,7 @@ class ReplicaConnections:
         return True
 
     def _restore(self, address: ReplicaAddress, engine: Any, state: ReplicaState, version: int | None) -> None:
-        self.fleet.restore(
+        self.fleet.add(
             address.replica_id,
             engine=engine,
             control=self._control(address),

@@ -31,7 +31,6 @@ from seamless_verl.errors import JournalError, PlaneFailedError, SeamlessError
 from seamless_verl.rollout.call import Calls
 from seamless_verl.rollout.fleet import Fleet
 from seamless_verl.rollout.manager import FleetSnapshot, RolloutManager
-from seamless_verl.rollout.routing import PrefixAffinity
 from seamless_verl.runtime.process import freeze_imports, show_log
 
 logger = logging.getLogger(__name__)
@@ -48,7 +47,6 @@ class PlaneLifecycle:
         self.store = store or StateStore(settings.name)
         self.paused_store = paused_store or StateStore(f"{settings.name}-paused")
         self.fleet = Fleet(
-            policy=PrefixAffinity(),
             deadline_s=settings.transition_s,
             on_change=lambda view, why: self.lost.changed(view, why),
             on_late_reply=lambda replica_id: self.lost.replied(replica_id),

@@ -18,9 +18,8 @@ from seamless_verl.data_plane.connections import ReplicaConnections
 from seamless_verl.data_plane.settings import PlaneSettings
 from seamless_verl.errors import ReplicaLostError
 from seamless_verl.rollout.manager import GIVEN_UP_ELSEWHERE, RolloutManager
-from seamless_verl.rollout.replica_state import DEAD, SERVING, STALE
+from seamless_verl.rollout.replica import DEAD, SERVING, STALE, ReplicaView
 from seamless_verl.rollout.restarts import LossReason, ReplicaLoss
-from seamless_verl.rollout.routing import ReplicaView
 
 
 class LostReplicas:

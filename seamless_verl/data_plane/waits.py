@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 from seamless_verl.rollout.call import Calls
 from seamless_verl.rollout.fleet import Fleet
-from seamless_verl.rollout.replica_state import DEAD, SERVING, ReplicaState
-from seamless_verl.rollout.waiting import CallWait, WaitingReplica
+from seamless_verl.rollout.observation import CallWait
+from seamless_verl.rollout.replica import DEAD, SERVING, ReplicaState, WaitingReplica
 from seamless_verl.runtime.waits import TRAINER, Wait, WaitKind
 
 OWED_S = 2.0  # a reply that takes longer is in the graph; others are on their way

@@ -35,8 +35,8 @@ from seamless_verl.replica.preemptions import EnginePreemptions
 from seamless_verl.replica.scheduler import SCHEDULER_CLS
 from seamless_verl.replica.worker_extension import KV_CACHE, check_replies, extension_name
 from seamless_verl.resources.ledger import Activity, DeviceUse, NodeActivity
-from seamless_verl.rollout.cache_use import CacheUse
 from seamless_verl.rollout.engine import PauseMode
+from seamless_verl.rollout.observation import CacheUse
 from seamless_verl.runtime.checkpoint_marker import system_id
 from seamless_verl.runtime.process import freeze_imports, show_log, stack_report
 from seamless_verl.transport import EngineServer, serve_engine

@@ -42,13 +42,10 @@ from seamless_verl.errors import (
 )
 from seamless_verl.rollout.engine import EngineRequest
 from seamless_verl.rollout.fleet import Fleet
-from seamless_verl.rollout.length_forecast import LengthForecast
-from seamless_verl.rollout.observation import ReplicaLoad, RolloutObservation
+from seamless_verl.rollout.observation import CallWait, LengthForecast, ReplicaLoad, RolloutObservation
 from seamless_verl.rollout.paused_time import PausedTime, WaitingCall
 from seamless_verl.rollout.precedence import CallOrder, Precedence
-from seamless_verl.rollout.replica import Slot
-from seamless_verl.rollout.replica_state import DEAD, SERVING
-from seamless_verl.rollout.waiting import CallWait
+from seamless_verl.rollout.replica import DEAD, SERVING, Slot
 from seamless_verl.trajectory.records import Finish, TokenChunk, empty_chunk, tokens
 
 AFFINITY_TOKENS = 256  # tokens of the prompt that identify it: system prompt and tools distinguish agents
@@ -266,7 +263,7 @@ class Calls:
             )
             for view in self._fleet.view
         )
-        return RolloutObservation(loads, self._fleet.waiting, finished)
+        return RolloutObservation(loads, self._fleet.slots.waiting, finished)
 
     def waits(self) -> list[CallWait]:
         """All calls, as they wait now."""
@@ -290,7 +287,7 @@ class Calls:
         """Before a call gives its slot back: others that begin with its `prompt`, "" for none, may be as long."""
         if prompt and progress.finish in (Finish.STOP, Finish.LENGTH):
             self._order.lengths.add(prompt, len(progress.produced))
-            self._fleet.foresee(prompt, self._order.lengths.shortness(prompt))
+            self._fleet.slots.foresee(prompt, self._order.lengths.shortness(prompt))
 
     async def _attempt(
         self, progress: CallProgress, prompt: str, waiting: WaitingCall | None
@@ -301,7 +298,7 @@ class Calls:
         try:
             if waiting is not None:
                 waiting.set(True)
-            slot = await self._fleet.acquire(progress.call.affinity, progress.place, prompt)
+            slot = await self._fleet.slots.acquire(progress.call.affinity, progress.place, prompt)
             if waiting is not None:
                 waiting.set(slot.replica.state is not SERVING)
                 slot.on_pause = waiting.set

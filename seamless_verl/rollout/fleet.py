@@ -15,14 +15,11 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterator
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any
 
 from seamless_verl.errors import ReplicaLostError, ReplicaVersionError
-from seamless_verl.rollout.awaited import AwaitedReplicas
 from seamless_verl.rollout.engine import Engine, PauseMode, ReplicaControl
-from seamless_verl.rollout.precedence import Precedence
-from seamless_verl.rollout.replica import Replica, Slot
-from seamless_verl.rollout.replica_state import (
+from seamless_verl.rollout.replica import (
     DEAD,
     PAUSED,
     RELEASED,
@@ -31,22 +28,21 @@ from seamless_verl.rollout.replica_state import (
     SYNCING,
     VERSIONED,
     WITHOUT_CALLS,
+    Replica,
     ReplicaState,
+    ReplicaView,
+    WaitingReplica,
     check_transition,
 )
-from seamless_verl.rollout.routing import ReplicaView, RoutingPolicy
 from seamless_verl.rollout.slots import Slots, check_equal
-from seamless_verl.rollout.waiting import WaitingReplica
-
-OnChange: TypeAlias = Callable[[ReplicaView, str], None]  # the replica after the change, and its reason
 
 
 class Fleet:
     """The replicas. A replica whose control takes more than `deadline_s` is lost.
 
-    `on_change` is called after each change of a replica's state, and `on_late_reply` when the control of a replica that
-    was lost for being late has replied after all. A waiting call is overtaken by no call of a prompt of its age or
-    younger that came more than `overtaking` calls later.
+    `on_change` is called with a replica and the reason after each change of its state, and `on_late_reply` when the
+    control of a replica that was lost for being late has replied after all. A waiting call is overtaken by no call of a
+    prompt of its age or younger that came more than `overtaking` calls later.
 
     An operation takes ids, checks all of them before it changes one, and returns those on which it succeeded. A
     replica that dies meanwhile is DEAD and left out. An operation raises ReplicaStateError if the state of a replica
@@ -57,50 +53,34 @@ class Fleet:
     def __init__(
         self,
         *,
-        policy: RoutingPolicy,
         committed: int = 0,
-        on_change: OnChange | None = None,
+        on_change: Callable[[ReplicaView, str], None] | None = None,
         overtaking: int = 256,
         deadline_s: float | None = None,
         on_late_reply: Callable[[str], None] | None = None,
     ) -> None:
-        self._policy, self._committed, self._on_change, self._deadline_s = policy, committed, on_change, deadline_s
-        self._on_late_reply = on_late_reply
+        self.committed = committed
+        self._on_change, self._deadline_s, self._on_late_reply = on_change, deadline_s, on_late_reply
         self._replicas: dict[str, Replica] = {}
         self._training = frozenset[str]()
-        self._slots = Slots(self._replicas, policy, overtaking)
-        self._awaited = AwaitedReplicas(self._slots.grant_waiting)
+        self.slots = Slots(self._replicas, overtaking)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._replicas)
 
     @property
-    def committed(self) -> int:
-        return self._committed
-
-    @property
     def view(self) -> tuple[ReplicaView, ...]:
-        return self._slots.view
-
-    @property
-    def waiting(self) -> int:
-        """Calls that wait for a slot."""
-        return self._slots.waiting
+        return self.slots.view
 
     def waiting_replicas(self) -> list[WaitingReplica]:
         """All replicas, as they wait now."""
-        now = time.monotonic()
-        owed = {one.replica_id: now - one.commanded for one in self._replicas.values() if one.command is not None}
-        return [
-            WaitingReplica(one.replica_id, one.state, now - one.since, owed.get(one.replica_id))
-            for one in self._replicas.values()
-        ]
+        return [replica.waiting(time.monotonic()) for replica in self._replicas.values()]
 
     def metrics(self) -> dict[str, float]:
         view = self.view
         states = {f"fleet/{state}": float(sum(r.state is state for r in view)) for state in ReplicaState}
-        calls = {"fleet/attached": float(sum(r.load for r in view)), "fleet/waiting": float(self.waiting)}
-        return states | calls | self._policy.metrics()
+        calls = {"fleet/attached": float(sum(r.load for r in view)), "fleet/waiting": float(self.slots.waiting)}
+        return states | calls | self.slots.metrics()
 
     # Membership
 
@@ -110,9 +90,9 @@ class Fleet:
         Replicas with older ones take no more calls until their update, so that no prompt submitted from now on is
         answered from weights that are older.
         """
-        if version < self._committed:
-            raise ValueError(f"version={version} is older than the committed {self._committed}; commit a newer one")
-        self._committed = version
+        if version < self.committed:
+            raise ValueError(f"version={version} is older than the committed {self.committed}; commit a newer one")
+        self.committed = version
         for replica in self._replicas.values():
             replica.outdated = replica.version not in (None, version)
 
@@ -125,48 +105,48 @@ class Fleet:
         self._training = frozenset(ids)
         for replica in self._replicas.values():
             replica.training = replica.replica_id in self._training
-        self._slots.grant_waiting()
+        self.slots.grant_waiting()
 
     def expect(self, ids: Collection[str]) -> None:
-        """These load the committed weights soon, and serve then: calls that prefer one may wait for it (awaited.py)."""
+        """These load the committed weights soon, and serve then: calls that prefer one may wait for it."""
         replicas = map(self._replica, dict.fromkeys(ids))
-        self._awaited.expect(one for one in replicas if one.state not in (DEAD, RELEASED) and not one.current)
+        self.slots.expect(one for one in replicas if one.state not in (DEAD, RELEASED) and not one.current)
 
     def add(
-        self, replica_id: str, *, engine: Engine, control: ReplicaControl, capacity: int, version: int | None = None
-    ) -> None:
-        """Adds a replica, also in place of a dead one; it is STALE, or SERVING if it has the committed `version`.
-
-        Raises:
-            ValueError: the id is in use, or the capacity is below 1.
-            ReplicaVersionError: it has another version than the committed one.
-        """
-        if version is not None and version != self._committed:
-            raise ReplicaVersionError(replica_id, version, self._committed)
-        state = STALE if version is None else SERVING
-        self._register(Replica(replica_id, engine, control, capacity, state, version), "added")
-
-    def restore(
         self,
         replica_id: str,
         *,
         engine: Engine,
         control: ReplicaControl,
         capacity: int,
-        state: ReplicaState,
-        version: int | None,
+        state: ReplicaState | None = None,
+        version: int | None = None,
     ) -> None:
-        """Adds a replica in the state in which it was found when it was reconnected, also by a later process.
+        """Adds a replica, also in place of a dead one.
+
+        A new one is STALE, or SERVING if it has the committed `version`. One that is reconnected, also by a later
+        process, is in the `state` in which it was found.
 
         Raises:
             ValueError: the id is in use, the capacity is below 1, or the state does not go with the version.
-            ReplicaVersionError: its version is newer than the committed one.
+            ReplicaVersionError: its version is not the committed one, or, of one that is reconnected, newer.
         """
-        if (version is not None) != (state in VERSIONED):
-            raise ValueError(f"replica {replica_id}: version={version} of one that is {state}")
-        if version is not None and version > self._committed:
-            raise ReplicaVersionError(replica_id, version, self._committed)
-        self._register(Replica(replica_id, engine, control, capacity, state, version), "restored")
+        found = state or (STALE if version is None else SERVING)
+        if (version is not None) != (found in VERSIONED):
+            raise ValueError(f"replica {replica_id}: version={version} of one that is {found}")
+        if version is not None and version != self.committed and (state is None or version > self.committed):
+            raise ReplicaVersionError(replica_id, version, self.committed)
+        if capacity < 1:
+            raise ValueError(f"replica {replica_id}: capacity={capacity}; give room for one call at least")
+        existing = self._replicas.get(replica_id)
+        if existing is not None and existing.state is not DEAD:
+            raise ValueError(f"replica {replica_id} exists already, {existing.state}; remove it or take another id")
+        if existing is not None and existing.late is not None:
+            existing.late.cancel()
+        replica = Replica(replica_id, engine, control, capacity, found, version)
+        replica.outdated, replica.training = version not in (None, self.committed), replica_id in self._training
+        self._replicas[replica_id] = replica
+        self._changed(replica, "added" if state is None else "restored")
 
     def lost(self, replica_id: str, reason: str, *, engine: Engine | None = None) -> None:
         """Makes a replica DEAD, from any state: its operation is interrupted, its calls continue elsewhere.
@@ -191,19 +171,6 @@ class Fleet:
             replica.late.cancel()
         if self._replicas.get(replica_id) is replica:
             del self._replicas[replica_id]
-
-    # Slots
-
-    async def acquire(self, key: str, place: Precedence, prompt: str = "") -> Slot:
-        """A slot on a serving replica; waits until there is one, among the others at its `place`.
-
-        Calls of one `prompt`, a name, get their places anew when `foresee` is called for it.
-        """
-        return await self._slots.acquire(key, place, prompt)
-
-    def foresee(self, prompt: str, shortness: int) -> None:
-        """Calls of this prompt are expected to be so short (precedence.py)."""
-        self._slots.foresee(prompt, shortness)
 
     # Operations
 
@@ -292,7 +259,7 @@ class Fleet:
         """Raises IntegrityError if slots, states and the queue contradict each other."""
         for replica in self._replicas.values():
             self._check(replica)
-        self._slots.check_integrity()
+        self.slots.check_integrity()
 
     def _check(self, replica: Replica) -> None:
         name, load = f"replica {replica.replica_id}", len(replica.slots)
@@ -300,10 +267,10 @@ class Fleet:
         check_equal(f"{name}: calls above its capacity", 0, max(0, load - replica.capacity))
         check_equal(f"{name}: calls while {replica.state}", 0, load if replica.state in WITHOUT_CALLS else 0)
         check_equal(f"{name}: known version", replica.state in VERSIONED, replica.version is not None)
-        check_equal(f"{name}: uncommitted versions", 0, max(0, (replica.version or 0) - self._committed))
+        check_equal(f"{name}: uncommitted versions", 0, max(0, (replica.version or 0) - self.committed))
 
     async def _resume(self, replica: Replica, operation: str, version: int | None) -> bool:
-        with self._awaited.resuming(replica):
+        with self.slots.resuming(replica):
             alive = await self._command(replica, replica.control.resume())
             return alive and await self._enter(replica, SERVING, operation, version)
 
@@ -380,29 +347,17 @@ class Fleet:
                 raise outcome
         return [replica.replica_id for replica, outcome in zip(replicas, outcomes, strict=True) if outcome]
 
-    def _register(self, replica: Replica, reason: str) -> None:
-        name, capacity = replica.replica_id, replica.capacity
-        if capacity < 1:
-            raise ValueError(f"replica {name}: capacity={capacity}; give room for one call at least")
-        if (existing := self._replicas.get(name)) is not None and existing.state is not DEAD:
-            raise ValueError(f"replica {name} exists already, {existing.state}; remove it or take another id")
-        if existing is not None and existing.late is not None:
-            existing.late.cancel()
-        replica.outdated, replica.training = replica.version not in (None, self._committed), name in self._training
-        self._replicas[name] = replica
-        self._changed(replica, reason)
-
     def _replica(self, replica_id: str) -> Replica:
         if replica_id not in self._replicas:
             raise ValueError(f"replica={replica_id!r} is not in the fleet; there are {sorted(self._replicas)}")
         return self._replicas[replica_id]
 
     def _move(self, replica: Replica, state: ReplicaState, operation: str, version: int | None = None) -> None:
-        self._slots.dropped(replica.move(state, operation, version))
+        self.slots.dropped(replica.move(state, operation, version))
         self._changed(replica, operation)
 
     def _lose(self, replica: Replica, reason: str) -> None:
-        self._slots.dropped(replica.move(DEAD, "lost"))
+        self.slots.dropped(replica.move(DEAD, "lost"))
         if replica.command is not None:
             replica.command.cancel()
         replica.engine.close()
@@ -411,4 +366,4 @@ class Fleet:
     def _changed(self, replica: Replica, reason: str) -> None:
         if self._on_change is not None:
             self._on_change(replica.view, reason)
-        self._slots.grant_waiting()
+        self.slots.grant_waiting()

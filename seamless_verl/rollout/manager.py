@@ -5,7 +5,7 @@ weights of replicas. Each command may be repeated, also to another process that 
 
 Invariants:
 - Commands follow each other, but those for other replicas go on beside a load: `update_weights` is a command at its
-  begin and at its end. What waits for a load, and what may happen to a replica meanwhile, is in replica_state.py.
+  begin and at its end. Commands for a replica that loads wait; it may still be interrupted by its death.
 - Before each command lost replicas are reconnected, so that none misses it.
 - The effect of a command is in the snapshot before the command returns. A command that did not return is repeated, and
   is then completed. Repeating one that returned changes nothing and gives the same result.
@@ -25,8 +25,7 @@ from typing import Any, TypeVar
 from seamless_verl.errors import WeightsNotLoadedError
 from seamless_verl.rollout.engine import PauseMode
 from seamless_verl.rollout.fleet import Fleet
-from seamless_verl.rollout.replica_state import DEAD, PAUSED, RELEASED, SERVING, STALE, SYNCING, ReplicaState
-from seamless_verl.rollout.routing import ReplicaView
+from seamless_verl.rollout.replica import DEAD, PAUSED, RELEASED, SERVING, STALE, SYNCING, ReplicaState, ReplicaView
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")

@@ -1,12 +1,18 @@
-"""What the data planes see of generation at one moment, for the lending policy. Pure data.
+"""What the data planes see of generation at one moment, for the lending policy and the watchdog. Pure data.
 
 Calls are generations that an agent requested; tokens count since a data plane's process began.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import accumulate
+from typing import NamedTuple
+
+REMEMBERED = 2048  # lengths; older ones are forgotten, since a model's lengths change while it learns
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,3 +67,88 @@ def merged(observations: Iterable[RolloutObservation]) -> RolloutObservation:
         for load in observation.replicas:
             loads[load.replica_id] = loads.get(load.replica_id, ReplicaLoad(load.replica_id)) + load
     return RolloutObservation(tuple(loads.values()), waiting, finished)
+
+
+class LengthForecast:
+    """How many tokens a running call still has to generate, foreseen from the last `REMEMBERED` calls that ended.
+
+    The forecast is the mean residual life of their lengths: of all calls that grew longer than this one is now, the
+    mean of what they had still to go. A call that is longer than all of them is taken to be half done.
+    """
+
+    def __init__(self) -> None:
+        self._lengths: deque[int] = deque(maxlen=REMEMBERED)
+        self._sorted: list[int] = []
+        self._sums: list[int] = [0]  # of the first i sorted lengths
+        self._current = True
+
+    def add(self, length: int) -> None:
+        """A call has ended with so many tokens."""
+        self._lengths.append(length)
+        self._current = False
+
+    def remaining(self, produced: int, limit: int | None = None) -> float:
+        """Tokens that a call with `produced` tokens still generates, at most `limit`."""
+        if not self._current:
+            self._sorted, self._current = sorted(self._lengths), True
+            self._sums = [0, *accumulate(self._sorted)]
+        below = bisect_right(self._sorted, produced)
+        longer = len(self._sorted) - below
+        expected = (self._sums[-1] - self._sums[below]) / longer - produced if longer else float(produced)
+        return expected if limit is None else min(expected, limit)
+
+
+class CallWait(NamedTuple):
+    """A call of the session `key` and the prompt `group`: since its last token, or since it waits for a slot.
+
+    `replica` is where it has a slot, "" while it waits for one.
+    """
+
+    call_id: str
+    key: str
+    group: str
+    replica: str
+    waited_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class CacheUse:
+    """Counts of one engine since it listens.
+
+    `prompt_tokens` of its requests, of which `cached_tokens` were in the cache; the others were computed. `preempted`
+    requests lost their blocks because the cache was full, and are computed again.
+    """
+
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    preempted: int = 0
+
+
+class CacheUseOfAll:
+    """The sum over all engines that were looked at. Owned state: it, and the last counts of each engine."""
+
+    def __init__(self) -> None:
+        self._last: dict[str, CacheUse] = {}
+        self._prompt_tokens = self._cached_tokens = self._preempted = 0
+
+    def look(self, replica_id: str, now: CacheUse) -> None:
+        """Adds what an engine has counted since the last look."""
+        last = self._last.get(replica_id, CacheUse())
+        self._prompt_tokens += now.prompt_tokens - last.prompt_tokens
+        self._cached_tokens += now.cached_tokens - last.cached_tokens
+        self._preempted += now.preempted - last.preempted
+        self._last[replica_id] = now
+
+    def begins_again(self, replica_id: str) -> None:
+        """Another engine takes the place of the one that was looked at, and has counted nothing."""
+        self._last.pop(replica_id, None)
+
+    def metrics(self) -> dict[str, float]:
+        return {
+            "cache/prompt_tokens": float(self._prompt_tokens),
+            "cache/cached_tokens": float(self._cached_tokens),
+            "cache/preempted": float(self._preempted),
+        }
+
+
+CACHE_METRICS = frozenset(CacheUseOfAll().metrics())

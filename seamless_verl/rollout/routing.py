@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from hashlib import blake2b
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 from seamless_verl.rollout.precedence import Remembered
-from seamless_verl.rollout.replica_state import ReplicaState
+from seamless_verl.rollout.replica import ReplicaView
 
 MARGIN = 0.2  # of a replica's capacity: so much busier may a key's first candidate be than its second
 # Rankings that are kept: a conversation asks at every turn, and while it waits. It is one for each of 8,192 open calls;
@@ -22,67 +21,7 @@ RANKINGS = 8_192
 Sizes: TypeAlias = tuple[tuple[str, int], ...]  # ids and capacities of all replicas
 
 
-@dataclass(frozen=True, slots=True)
-class ReplicaView:
-    """A replica as a policy sees it; load and capacity in calls.
-
-    `starting`: it will serve in a moment. `expected`: it will when it has loaded the committed weights (awaited.py).
-    `outdated`: a newer version is committed, and it waits for its turn in the update. `training`: training has its
-    device. While one of these two holds it takes no calls; those that it has continue when it serves.
-    """
-
-    replica_id: str
-    state: ReplicaState
-    version: int | None
-    load: int
-    capacity: int
-    starting: bool = False
-    expected: bool = False
-    outdated: bool = False
-    training: bool = False
-
-    @property
-    def utilization(self) -> float:
-        """The share of its capacity in use, 0 to 1, by which replicas of different size are compared."""
-        return self.load / self.capacity
-
-    @property
-    def has_room(self) -> bool:
-        """Whether it takes one more call."""
-        return self.open and self.load < self.capacity
-
-    @property
-    def open(self) -> bool:
-        """Whether it takes calls as soon as it has room."""
-        return self.state is ReplicaState.SERVING and not self.outdated and not self.training
-
-    @property
-    def available(self) -> bool:
-        """Whether it takes calls as soon as it has room, or will soon."""
-        return self.open or self.coming
-
-    @property
-    def coming(self) -> bool:
-        """Whether it does not serve yet, but will soon."""
-        return self.starting or self.expected
-
-
 FleetView: TypeAlias = Sequence[ReplicaView]
-
-
-class RoutingPolicy(Protocol):
-    """The interface of a routing policy."""
-
-    def decide(self, view: FleetView, key: str) -> str | None:
-        """The replica for a call; calls with one key prefer the same replica."""
-
-    def preferred(self, view: FleetView) -> Callable[[str], str | None]:
-        """A function from a key to its preferred replica among the available ones, None without a preference."""
-
-    def awaited(self, view: FleetView) -> frozenset[str]:
-        """The replicas that do not serve yet, and that calls which prefer them wait for, although others have room."""
-
-    def metrics(self) -> dict[str, float]: ...
 
 
 class PrefixAffinity:

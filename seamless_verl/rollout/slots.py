@@ -5,30 +5,163 @@ Invariants:
   waits for its turn in a weight update only continues the calls that it has, and so does one whose device training has.
 - Slots granted = given back + dropped with their replica + attached.
 - No call waits while a serving replica has room, unless it waits for the one that it prefers (routing.py: `awaited`).
+- A slot goes to the first call, by its place, whose preferred replica has room, else to the first of all. A call goes
+  before both, after such calls of older prompts, once more than `overtaking` calls have entered the queue after it.
+- A waiter stays in the queue until it is granted a slot or leaves. If it leaves at the moment of its grant, the slot is
+  given back.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import asyncio
+from bisect import bisect_left, insort
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import chain
+from operator import attrgetter
 
 from seamless_verl.errors import IntegrityError
 from seamless_verl.rollout.precedence import Precedence
-from seamless_verl.rollout.replica import Replica, Slot
-from seamless_verl.rollout.routing import ReplicaView, RoutingPolicy
-from seamless_verl.rollout.wait_queue import WaitQueue
+from seamless_verl.rollout.replica import Replica, ReplicaView, Slot
+from seamless_verl.rollout.routing import PrefixAffinity
+
+RESUME_S = 1.0  # the longest that calls wait for the resume of their preferred replica, which takes milliseconds
+# The longest that calls wait for the load of their preferred replica. It takes from milliseconds to seconds, and there
+# are as many rounds of loads as a host has replicas (weights/commit.py).
+LOADS_S = 10.0
+PLACE, ARRIVAL = attrgetter("place"), attrgetter("arrival")
+OVERDUE = attrgetter("place.version", "arrival")
+
+
+@dataclass(eq=False)
+class Waiter:
+    """A waiting call: `arrival` counts the calls that entered the queue; calls of one `prompt` may be equally long."""
+
+    place: Precedence
+    arrival: int
+    key: str
+    prompt: str
+    granted: asyncio.Future[Slot]
+    overdue: bool = False
+
+    def offer(self, grant: Callable[[str], Slot | None]) -> bool:
+        """Takes a slot if `grant` gives one, unless it has one or has left; returns whether it took one."""
+        if self.granted.done() or (slot := grant(self.key)) is None:
+            return False
+        self.granted.set_result(slot)
+        return True
+
+
+class WaitQueue:
+    """The calls that wait, in order of their places.
+
+    With a thousand prompts a step thousands of calls wait, and as many slots are given back. So a grant passes over
+    waiting calls only until one prefers a replica with room, and nothing is sorted anew. `_waiters` is sorted by
+    place; `_by_arrival` has the same in order of arrival, and some that have left; the overdue ones of them are in
+    `_overdue` instead, sorted. `_beginning` has those of each named prompt.
+    """
+
+    def __init__(self, overtaking: int) -> None:
+        self._overtaking = overtaking
+        self._arrivals = 0
+        self._waiters: list[Waiter] = []
+        self._by_arrival = deque[Waiter]()
+        self._overdue: list[Waiter] = []
+        self._beginning = defaultdict[str, set[Waiter]](set)
+
+    def __len__(self) -> int:
+        return len(self._waiters)
+
+    @property
+    def keys(self) -> list[str]:
+        """The keys of the waiting calls, in their order."""
+        return [waiter.key for waiter in self._waiters if not waiter.granted.done()]
+
+    async def wait(self, key: str, place: Precedence, prompt: str = "") -> Slot:
+        """Waits in the queue; returns the slot that `grant_slots` grants."""
+        self._arrivals += 1
+        waiter = Waiter(place, self._arrivals, key, prompt, asyncio.get_running_loop().create_future())
+        insort(self._waiters, waiter, key=PLACE)
+        self._by_arrival.append(waiter)
+        if prompt:
+            self._beginning[prompt].add(waiter)
+        try:
+            return await waiter.granted
+        except asyncio.CancelledError:
+            if waiter.granted.cancelled():
+                self._remove(waiter)
+            else:
+                waiter.granted.result().release()
+            raise
+
+    def foresee(self, prompt: str, shortness: int) -> None:
+        """Calls of this prompt are expected to be so short: those that wait are put in their new places."""
+        for waiter in sorted(self._beginning.get(prompt, ()), key=ARRIVAL):
+            del self._waiters[self._index(waiter)]
+            waiter.place = waiter.place.expecting(shortness)
+            insort(self._waiters, waiter, key=PLACE)
+
+    def grant_slots(
+        self, grant: Callable[[str], Slot | None], fits_preferred: Callable[[str], bool], has_room: Callable[[], bool]
+    ) -> None:
+        """Grants slots while there is room.
+
+        `fits_preferred` says whether a key's preferred replica has room. `grant` returns None for a key whose calls
+        must still wait.
+        """
+        preferred = (waiter for waiter in self._waiters if fits_preferred(waiter.key))  # evaluated as slots are taken
+        granted = []
+        self._find_overdue()
+        try:
+            for waiter in chain(self._overdue, preferred, self._waiters):
+                if waiter.offer(grant):
+                    granted.append(waiter)
+                    if not has_room():
+                        break
+        finally:  # also if a later grant raises
+            for waiter in granted:
+                self._remove(waiter)
+
+    def _find_overdue(self) -> None:
+        """Moves those that more than `overtaking` later ones have come after."""
+        while self._by_arrival and self._by_arrival[0].arrival < self._arrivals - self._overtaking:
+            waiter = self._by_arrival.popleft()
+            if not waiter.granted.done():
+                insort(self._overdue, waiter, key=OVERDUE)
+                waiter.overdue = True
+
+    def _remove(self, waiter: Waiter) -> None:
+        del self._waiters[self._index(waiter)]
+        if waiter.overdue:
+            del self._overdue[bisect_left(self._overdue, OVERDUE(waiter), key=OVERDUE)]
+        if waiter.prompt:
+            siblings = self._beginning[waiter.prompt]
+            siblings.discard(waiter)
+            if not siblings:
+                del self._beginning[waiter.prompt]
+
+    def _index(self, waiter: Waiter) -> int:
+        return self._waiters.index(waiter, bisect_left(self._waiters, waiter.place, key=PLACE))
 
 
 class Slots:
     """Grants slots on `replicas`, by name, as the routing policy decides; the fleet owns them, and adds to them.
 
-    Owned state: the queue, and how many slots were granted, given back, and dropped with a replica. A waiting call is
-    overtaken by no call of a prompt of its age or younger that came more than `overtaking` calls later.
+    Owned state: the queue; how many slots were granted, given back, and dropped with a replica; and two flags of each
+    replica that is about to serve, for which a call that prefers it may wait. Replicas start one after another, after a
+    pause as after a weight update: without this the first would get all calls that wait. `resuming`: its control
+    executes a resume. `expected`: it loads the committed weights now, or when its turn comes. Each flag also ends by
+    time, so that a replica that hangs does not hold calls for which others have room.
     """
 
-    def __init__(self, replicas: Mapping[str, Replica], policy: RoutingPolicy, overtaking: int) -> None:
-        self._replicas, self._policy = replicas, policy
+    def __init__(self, replicas: Mapping[str, Replica], overtaking: int) -> None:
+        self._replicas, self._policy = replicas, PrefixAffinity()
         self._queue = WaitQueue(overtaking)
         self._granted = self._given_back = self._dropped = 0
+        self._expected: list[Replica] = []
+        self._timer: asyncio.TimerHandle | None = None
 
     @property
     def view(self) -> tuple[ReplicaView, ...]:
@@ -38,8 +171,11 @@ class Slots:
     def waiting(self) -> int:
         return len(self._queue)
 
-    async def acquire(self, key: str, place: Precedence, prompt: str) -> Slot:
-        """A slot on a serving replica; waits until there is one, among the others at its `place`."""
+    async def acquire(self, key: str, place: Precedence, prompt: str = "") -> Slot:
+        """A slot on a serving replica; waits until there is one, among the others at its `place`.
+
+        Calls of one `prompt`, a name, get their places anew when `foresee` is called for it.
+        """
         slot = self._grant(key)  # no waiting call would take it: each waits for the replica that it prefers
         return slot if slot is not None else await self._queue.wait(key, place, prompt)
 
@@ -63,9 +199,37 @@ class Slots:
 
             self._queue.grant_slots(grant, lambda key: self._fits(preferred(key)), self._has_room)
 
+    @contextmanager
+    def resuming(self, replica: Replica) -> Iterator[None]:
+        """Calls that prefer this replica wait until the block ends, or `RESUME_S`."""
+        replica.resuming = True
+        self.grant_waiting()  # what waited for another one may prefer this, which may be full
+        timer = asyncio.get_running_loop().call_later(RESUME_S, self._end_resuming, replica)
+        try:
+            yield
+        finally:
+            timer.cancel()
+            self._end_resuming(replica)
+
+    def expect(self, replicas: Iterable[Replica]) -> None:
+        """Calls that prefer one of these may wait until it has loaded, or `LOADS_S` from the last that was added."""
+        added = [replica for replica in replicas if not replica.expected]
+        if not added:
+            return
+        self._expected = [replica for replica in self._expected if replica.expected] + added
+        for replica in added:
+            replica.expected = True
+        self.grant_waiting()  # as above
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = asyncio.get_running_loop().call_later(LOADS_S, self._end_expecting)
+
     def dropped(self, number: int) -> None:
         """A replica has dropped so many slots."""
         self._dropped += number
+
+    def metrics(self) -> dict[str, float]:
+        return self._policy.metrics()
 
     def check_integrity(self) -> None:
         """Raises IntegrityError if slots and the queue contradict each other."""
@@ -75,6 +239,16 @@ class Slots:
         preferred, awaited = self._policy.preferred(self.view), self._policy.awaited(self.view)
         idle = [key for key in self._queue.keys if preferred(key) not in awaited] if self._has_room() else []
         check_equal("calls that wait while there is room", 0, len(idle))
+
+    def _end_resuming(self, replica: Replica) -> None:
+        replica.resuming = False
+        self.grant_waiting()
+
+    def _end_expecting(self) -> None:
+        for replica in self._expected:
+            replica.expected = False
+        self._expected = []
+        self.grant_waiting()
 
     def _has_room(self) -> bool:
         return any(map(self._fits, self._replicas))
@@ -87,7 +261,7 @@ class Slots:
         if chosen is None:
             return None
         replica = self._replicas[chosen]
-        assert replica.view.has_room, f"{type(self._policy).__name__} chose {chosen}, which is {replica.view}"
+        assert replica.view.has_room, f"chosen was {chosen}, which is {replica.view}"
         slot = Slot(replica, self._give_back, replica.pauses)
         replica.slots.add(slot)
         self._granted += 1

@@ -31,8 +31,8 @@ from seamless_verl.data_plane.settings import PlaneSettings
 from seamless_verl.gateway.recorder import JournalRecorder
 from seamless_verl.gateway.server import Gateway, GatewaySettings
 from seamless_verl.journal import JournalReader, SqliteJournal
-from seamless_verl.rollout.cache_use import CacheUse
-from seamless_verl.rollout.replica_state import ReplicaState
+from seamless_verl.rollout.observation import CacheUse
+from seamless_verl.rollout.replica import ReplicaState
 from seamless_verl.trajectory.account import Account
 from seamless_verl.trajectory.policies import TrainAll
 from seamless_verl.trajectory.records import Turn

@@ -23,7 +23,6 @@ from seamless_verl.replica.worker_extension import check_replies, extension_name
 from seamless_verl.rollout.call import Call, Calls
 from seamless_verl.rollout.engine import PauseMode
 from seamless_verl.rollout.fleet import Fleet
-from seamless_verl.rollout.routing import PrefixAffinity
 from seamless_verl.trajectory.records import Finish
 from seamless_verl.weights.staging import StagingMemory
 
@@ -120,7 +119,7 @@ async def keep_pause(engine: Engine) -> dict[str, Any]:
 async def continuation(engine: Engine) -> dict[str, Any]:
     """A call that an abort cuts twice continues and ends with its whole budget; the seconds until it goes on."""
     source, waits = AsyncLLMSource(engine.llm, version=0), list[float]()
-    fleet = Fleet(policy=PrefixAffinity())
+    fleet = Fleet()
     fleet.commit(0)
     fleet.add("a", engine=source, control=source, capacity=64, version=0)
     calls, ids = Calls(fleet), list[int]()

@@ -20,7 +20,6 @@ from seamless_verl.journal import JournalReader, SqliteJournal
 from seamless_verl.replica.engine_source import AsyncLLMSource
 from seamless_verl.rollout.call import Calls
 from seamless_verl.rollout.fleet import Fleet
-from seamless_verl.rollout.routing import PrefixAffinity
 from seamless_verl.transport import RemoteEngine, serve_engine
 
 TURNS, REPLY = 3, 64
@@ -30,7 +29,7 @@ TOKEN, KEY = "between gateway and replica", "the admin's"
 @asynccontextmanager
 async def gateway_over(place: Place, llm: Any, journal: Path, seats: int) -> AsyncIterator[Gateway]:
     """The product's way to the engine: calls, fleet, TCP, the replica's source; a journal as the record."""
-    source, fleet = AsyncLLMSource(llm, version=0), Fleet(policy=PrefixAffinity())
+    source, fleet = AsyncLLMSource(llm, version=0), Fleet()
     fleet.commit(0)
     server = await serve_engine(source, "127.0.0.1", 0, token=TOKEN, replica_id="a")
     remote = await RemoteEngine.connect("127.0.0.1", server.port, token=TOKEN, replica_id="a")

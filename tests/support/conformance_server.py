@@ -31,7 +31,6 @@ from seamless_verl.journal import SqliteJournal
 from seamless_verl.replica.engine_source import AsyncLLMSource
 from seamless_verl.rollout.call import Calls
 from seamless_verl.rollout.fleet import Fleet
-from seamless_verl.rollout.routing import PrefixAffinity
 from seamless_verl.transport import RemoteEngine, serve_engine
 from support.vllm_engine import started
 
@@ -135,7 +134,7 @@ class Servers:
 async def gateway_over(
     source: AsyncLLMSource, model: Path, journal: Path, *, grammars_resume: bool = False
 ) -> AsyncIterator[tuple[Gateway, Calls, Fleet]]:
-    fleet = Fleet(policy=PrefixAffinity())
+    fleet = Fleet()
     fleet.commit(0)
     engine_server = await serve_engine(source, "127.0.0.1", 0, token=TOKEN, replica_id="replica-0")
     engine = await RemoteEngine.connect("127.0.0.1", engine_server.port, token=TOKEN, replica_id="replica-0")

@@ -18,7 +18,7 @@ from contextlib import contextmanager, suppress
 import psutil
 import ray
 
-from seamless_verl.rollout.replica_state import DEAD
+from seamless_verl.rollout.replica import DEAD
 from support.events_world import NAMES, World
 
 BY_ITSELF = float(os.environ.get("SEAMLESS_BY_ITSELF", "0.7"))  # share of loads that are one command

@@ -13,8 +13,7 @@ import ray
 from seamless_verl.data_plane.actor import DataPlane
 from seamless_verl.data_plane.settings import PlaneSettings
 from seamless_verl.rollout.call import Call, Calls
-from seamless_verl.rollout.replica_state import DEAD, PAUSED, SERVING, SYNCING
-from seamless_verl.rollout.routing import ReplicaView
+from seamless_verl.rollout.replica import DEAD, PAUSED, SERVING, SYNCING, ReplicaView
 from seamless_verl.trajectory.records import TokenChunk
 
 FROZEN = (PAUSED, SYNCING)  # their calls are theirs, and stand still

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from itertools import count
 
 from seamless_verl.data_plane.settings import Generated
-from seamless_verl.rollout.replica_state import SERVING
+from seamless_verl.rollout.replica import SERVING
 from support.events_cases import KINDS, BadLuck, Trainer
 from support.events_groups import FIRST, PROMPTS, SampledGroups
 from support.events_world import NAMES, World

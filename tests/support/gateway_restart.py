@@ -19,7 +19,6 @@ from seamless_verl.gateway.server import Gateway, GatewaySettings
 from seamless_verl.journal import SqliteJournal, StoredCall
 from seamless_verl.rollout.call import Calls
 from seamless_verl.rollout.fleet import Fleet
-from seamless_verl.rollout.routing import PrefixAffinity
 from seamless_verl.tools.bench.stub_engine import StubEngine, stub_tokens
 
 ADMIN_KEY = "the admin's"
@@ -49,7 +48,7 @@ async def run_gateway(
     model: Path, journal: SqliteJournal, *, port: int = 0, delay_s: float = 0.0, grace: float = 5.0
 ) -> AsyncGenerator[RunningGateway, None]:
     """A gateway that continues the open sessions of the journal."""
-    fleet = Fleet(policy=PrefixAffinity())
+    fleet = Fleet()
     fleet.commit(0)
     stubs = [StubEngine(name, delay_s=delay_s, vocabulary=VOCABULARY) for name in ("a", "b")]
     for stub in stubs:

@@ -7,7 +7,7 @@ from typing import Any
 
 from seamless_verl.data_plane.actor import DataPlane
 from seamless_verl.data_plane.settings import PlaneSettings
-from seamless_verl.rollout.cache_use import CacheUse
+from seamless_verl.rollout.observation import CacheUse
 
 
 class MemoryStore:

@@ -17,8 +17,8 @@ from omegaconf import DictConfig, OmegaConf
 
 from seamless_verl.config.schema import SeamlessConfig
 from seamless_verl.data_plane.client import DataPlaneClient, PlacedReplica
-from seamless_verl.rollout.cache_use import CacheUse
 from seamless_verl.rollout.engine import EngineRequest, PauseMode
+from seamless_verl.rollout.observation import CacheUse
 from seamless_verl.tools.bench.stub_engine import StubEngine
 from seamless_verl.transport import EngineServer, serve_engine
 from support.paths import child_environment

@@ -11,7 +11,6 @@ from typing import Any
 from seamless_verl.rollout.call import Call, Calls
 from seamless_verl.rollout.engine import Engine
 from seamless_verl.rollout.fleet import Fleet
-from seamless_verl.rollout.routing import PrefixAffinity, RoutingPolicy
 from seamless_verl.tools.bench.stub_engine import StubEngine, stub_logprob, stub_tokens
 from seamless_verl.trajectory.records import Finish, TokenChunk, tokens
 from seamless_verl.transport import EngineServer, RemoteEngine, serve_engine
@@ -85,12 +84,10 @@ class World:
 
 
 @asynccontextmanager
-async def world(
-    *, over_wire: bool = False, policy: RoutingPolicy | None = None, **settings: Any
-) -> AsyncIterator[World]:
+async def world(*, over_wire: bool = False, **settings: Any) -> AsyncIterator[World]:
     """A world; at its end no task, request or slot may be left."""
     before = asyncio.all_tasks()
-    fleet = Fleet(policy=policy or PrefixAffinity())
+    fleet = Fleet()
     made = World(fleet, Calls(fleet, **settings), over_wire)
     yield made
     made.check()

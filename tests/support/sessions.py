@@ -14,7 +14,6 @@ from seamless_verl.data_plane.sessions import Sessions
 from seamless_verl.data_plane.settings import SessionSettings
 from seamless_verl.rollout.call import Calls
 from seamless_verl.rollout.fleet import Fleet
-from seamless_verl.rollout.routing import PrefixAffinity
 from seamless_verl.tools.bench.stub_engine import StubEngine
 
 BODY: dict[str, Any] = {"model": "policy", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 9}
@@ -26,7 +25,7 @@ async def sessions(
     nano: Path, journal: Path, *, restarted: bool, version: int = 0, delay_s: float = 0.0
 ) -> AsyncGenerator[Sessions, None]:
     """The sessions of one process; those not closed in it stay open in the journal, as after a death."""
-    fleet = Fleet(policy=PrefixAffinity(), committed=version)
+    fleet = Fleet(committed=version)
     stub = StubEngine("a", vocabulary=128, delay_s=delay_s)
     stub.version = version
     fleet.add("a", engine=stub, control=stub, capacity=8, version=version)

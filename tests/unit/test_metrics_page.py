@@ -14,7 +14,7 @@ from seamless_verl.data_plane.earlier_sessions import BegunAgain
 from seamless_verl.data_plane.lease_book import TaskState
 from seamless_verl.resources.ledger.activity import BUSY, DeviceUse
 from seamless_verl.resources.lending.policy import LendingReason
-from seamless_verl.rollout.replica_state import ReplicaState
+from seamless_verl.rollout.replica import ReplicaState
 from seamless_verl.rollout.restarts import LossReason, RestartStage
 from seamless_verl.rollout.routing import PrefixAffinity
 from seamless_verl.runtime.response_tokens import PROMPT, RESPONSE, TOKENS

@@ -13,7 +13,7 @@ from support.local_plane import LocalDataPlane, ReplicaServer
 
 from seamless_verl.data_plane import connections
 from seamless_verl.data_plane.settings import PlaneSettings
-from seamless_verl.rollout.replica_state import DEAD, PAUSED, RELEASED, SERVING, STALE, SYNCING, ReplicaState
+from seamless_verl.rollout.replica import DEAD, PAUSED, RELEASED, SERVING, STALE, SYNCING, ReplicaState
 from seamless_verl.tools.bench.stub_engine import StubEngine
 from seamless_verl.transport import serve_engine
 

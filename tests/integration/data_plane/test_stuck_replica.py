@@ -11,7 +11,7 @@ import pytest
 from support.local_plane import LocalDataPlane, ReplicaServer
 
 from seamless_verl.data_plane.settings import PlaneSettings
-from seamless_verl.rollout.replica_state import DEAD, SERVING, ReplicaState
+from seamless_verl.rollout.replica import DEAD, SERVING, ReplicaState
 from seamless_verl.rollout.restarts import LossReason
 from seamless_verl.runtime.waits import WaitKind
 from seamless_verl.tools.bench.stub_engine import StubEngine

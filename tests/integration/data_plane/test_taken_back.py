@@ -16,8 +16,8 @@ from support.local_plane import LocalDataPlane, ReplicaServer
 from seamless_verl.data_plane import connections
 from seamless_verl.data_plane.actor import sum_metrics
 from seamless_verl.data_plane.settings import PlaneSettings
-from seamless_verl.rollout.cache_use import CacheUse
-from seamless_verl.rollout.replica_state import DEAD, SERVING, STALE, ReplicaState
+from seamless_verl.rollout.observation import CacheUse
+from seamless_verl.rollout.replica import DEAD, SERVING, STALE, ReplicaState
 from seamless_verl.rollout.restarts import LossReason
 from seamless_verl.tools.bench.stub_engine import StubEngine
 from seamless_verl.transport import EngineServer, serve_engine

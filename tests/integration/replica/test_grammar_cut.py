@@ -19,7 +19,6 @@ from seamless_verl.replica.engine_source import AsyncLLMSource
 from seamless_verl.rollout.call import Call, Calls
 from seamless_verl.rollout.engine import PauseMode
 from seamless_verl.rollout.fleet import Fleet
-from seamless_verl.rollout.routing import PrefixAffinity
 from seamless_verl.tiny.tokenizer import END_OF_TURN, MARKUP_TOKENS, token_id
 from seamless_verl.trajectory.records import Finish
 
@@ -47,7 +46,7 @@ def engine(nano: Path) -> Iterator[Engine]:
 
 
 def fleet_of(engine: Engine) -> Fleet:
-    source, fleet = AsyncLLMSource(engine.llm, version=0), Fleet(policy=PrefixAffinity())
+    source, fleet = AsyncLLMSource(engine.llm, version=0), Fleet()
     fleet.commit(0)
     fleet.add("a", engine=source, control=source, capacity=4, version=0)
     return fleet

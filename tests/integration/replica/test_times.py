@@ -25,7 +25,6 @@ from seamless_verl.replica.engine_source import AsyncLLMSource
 from seamless_verl.rollout.call import Call, Calls
 from seamless_verl.rollout.engine import PauseMode
 from seamless_verl.rollout.fleet import Fleet
-from seamless_verl.rollout.routing import PrefixAffinity
 from seamless_verl.transport import RemoteEngine, serve_engine
 
 pytestmark = [
@@ -84,7 +83,7 @@ async def fleet_of(engine: Engine) -> AsyncIterator[Fleet]:
         stack.push_async_callback(server.close)
         remote = await RemoteEngine.connect("127.0.0.1", server.port, token="t", replica_id="a")
         stack.callback(remote.close)
-        fleet = Fleet(policy=PrefixAffinity())
+        fleet = Fleet()
         fleet.add("a", engine=remote, control=source, capacity=CALLS)
         fleet.commit(0)
         await serve(fleet)

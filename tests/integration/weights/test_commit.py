@@ -23,8 +23,7 @@ from hypothesis import strategies as st
 from seamless_verl.errors import WeightsNotLoadedError
 from seamless_verl.rollout.fleet import Fleet
 from seamless_verl.rollout.manager import FleetSnapshot, RolloutManager
-from seamless_verl.rollout.replica_state import DEAD, PAUSED, RELEASED, SERVING, STALE
-from seamless_verl.rollout.routing import PrefixAffinity
+from seamless_verl.rollout.replica import DEAD, PAUSED, RELEASED, SERVING, STALE
 from seamless_verl.tools.bench.stub_engine import StubEngine
 from seamless_verl.weights.background import BackgroundStaging, StagingBegun, StagingEnd
 
@@ -234,7 +233,7 @@ def job(released: bool = False, in_background: bool = False) -> Iterator[Job]:
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever)
     thread.start()
-    fleet, memory = Fleet(policy=PrefixAffinity()), Memory()
+    fleet, memory = Fleet(), Memory()
     engines = {name: LoadingEngine(name, memory) for name in NAMES}
     for name, engine in engines.items():
         fleet.add(name, engine=engine, control=engine, capacity=4)

@@ -17,8 +17,7 @@ from seamless_verl.errors import ReplicaLostError, ReplicaStateError, ReplicaVer
 from seamless_verl.rollout.engine import PauseMode
 from seamless_verl.rollout.fleet import Fleet
 from seamless_verl.rollout.precedence import Precedence
-from seamless_verl.rollout.replica import Slot
-from seamless_verl.rollout.replica_state import DEAD, LEGAL, PAUSED, RELEASED, SERVING, STALE, SYNCING, check_transition
+from seamless_verl.rollout.replica import DEAD, LEGAL, PAUSED, RELEASED, SERVING, STALE, SYNCING, Slot, check_transition
 from seamless_verl.rollout.routing import PrefixAffinity
 from seamless_verl.tools.bench.stub_engine import StubEngine
 
@@ -86,7 +85,7 @@ class AgainstAModel(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.loop = asyncio.new_event_loop()
-        self.fleet = Fleet(policy=PrefixAffinity(), overtaking=OVERTAKING)
+        self.fleet = Fleet(overtaking=OVERTAKING)
         self.model = Model()
         self.tickets = 0
 
@@ -202,7 +201,7 @@ class AgainstAModel(RuleBasedStateMachine):
     def call(self, key: int, number: int) -> None:
         for _ in range(number):
             self.tickets += 1
-            task = self.loop.create_task(self.fleet.acquire(f"session {key % 5}", aged(self.tickets)))
+            task = self.loop.create_task(self.fleet.slots.acquire(f"session {key % 5}", aged(self.tickets)))
             self.model.waiting.append(Waiting(task, self.tickets))
         self.collect_granted()
 
@@ -256,7 +255,7 @@ TestAgainstAModel.settings = settings(max_examples=120, stateful_step_count=40, 
 
 
 def fleet_of(*names: str, capacity: int = 2, **options: Any) -> tuple[Fleet, dict[str, Device]]:
-    fleet, devices = Fleet(policy=PrefixAffinity(), **options), {name: Device(name) for name in names}
+    fleet, devices = Fleet(**options), {name: Device(name) for name in names}
     for name, device in devices.items():
         fleet.add(name, engine=device, control=device, capacity=capacity, version=0)
     return fleet, devices
@@ -288,7 +287,7 @@ async def test_one_illegal_replica_and_none_is_touched() -> None:
 async def test_a_death_interrupts_what_is_being_done_to_a_replica() -> None:
     fleet, devices = fleet_of("a", "b")
     devices["a"].stuck = True
-    slot = await fleet.acquire("k", aged(1))
+    slot = await fleet.slots.acquire("k", aged(1))
     pausing = asyncio.create_task(fleet.pause(["a", "b"], PauseMode.ABORT))
     await settle()
     assert not pausing.done()
@@ -334,9 +333,9 @@ async def test_weights_that_are_not_the_committed_ones_are_not_served() -> None:
 
 async def test_a_replica_that_waits_for_its_update_keeps_its_calls_and_takes_no_others() -> None:
     fleet, _ = fleet_of("a", "b", capacity=4)
-    before = [await fleet.acquire(f"k{number}", aged(number)) for number in range(4)]
+    before = [await fleet.slots.acquire(f"k{number}", aged(number)) for number in range(4)]
     fleet.commit(1)
-    later = [asyncio.create_task(fleet.acquire(f"k{number}", aged(number))) for number in range(4, 7)]
+    later = [asyncio.create_task(fleet.slots.acquire(f"k{number}", aged(number))) for number in range(4, 7)]
     await settle()
     assert all(slot.attached for slot in before) and not any(task.done() for task in later)
     fleet.check_integrity()
@@ -366,7 +365,7 @@ async def test_weights_that_cannot_be_loaded_leave_a_replica_that_is_not_routed_
 
 async def test_each_change_is_reported() -> None:
     changes: list[tuple[str, str]] = []
-    fleet = Fleet(policy=PrefixAffinity(), on_change=lambda view, why: changes.append((view.state, why)))
+    fleet = Fleet(on_change=lambda view, why: changes.append((view.state, why)))
     device = Device("a")
     fleet.add("a", engine=device, control=device, capacity=1, version=0)
     await fleet.release(["a"])
@@ -376,8 +375,8 @@ async def test_each_change_is_reported() -> None:
 
 async def test_a_client_that_leaves_at_the_moment_of_its_grant_gives_the_slot_back() -> None:
     fleet, _ = fleet_of("a", capacity=1)
-    first = await fleet.acquire("k", aged(1))
-    second, third = (asyncio.create_task(fleet.acquire("k", aged(ticket))) for ticket in (2, 3))
+    first = await fleet.slots.acquire("k", aged(1))
+    second, third = (asyncio.create_task(fleet.slots.acquire("k", aged(ticket))) for ticket in (2, 3))
     await settle()
     first.release()
     assert not second.done() and fleet.view[0].load == 1
@@ -395,11 +394,11 @@ def keys_at(fleet: Fleet, replica_id: str) -> list[str]:
 async def test_a_slot_goes_to_the_oldest_call_that_prefers_the_replica_and_no_call_is_overtaken_for_ever() -> None:
     fleet, _ = fleet_of("a", "b", capacity=1, overtaking=3)
     on_a, on_b = keys_at(fleet, "a")[0], keys_at(fleet, "b")[0]
-    slot, kept = await fleet.acquire(on_a, aged(1)), await fleet.acquire(on_b, aged(2))
+    slot, kept = await fleet.slots.acquire(on_a, aged(1)), await fleet.slots.acquire(on_b, aged(2))
     order = list[str]()
 
     async def queued(key: str, ticket: int) -> Slot:
-        slot = await fleet.acquire(key, aged(ticket))
+        slot = await fleet.slots.acquire(key, aged(ticket))
         order.append(f"{ticket} on {slot.replica.replica_id}")
         return slot
 
@@ -428,13 +427,14 @@ async def test_replicas_that_start_together_share_the_queue() -> None:
     preferring_a, others = keys_at(fleet, "a")[:3], keys_at(fleet, "b")[:3]
     await fleet.pause(["a", "b"], PauseMode.KEEP)
     waiting = {
-        key: asyncio.create_task(fleet.acquire(key, aged(ticket))) for ticket, key in enumerate(others + preferring_a)
+        key: asyncio.create_task(fleet.slots.acquire(key, aged(ticket)))
+        for ticket, key in enumerate(others + preferring_a)
     }
     devices["b"].stuck = True
     resuming = asyncio.create_task(fleet.resume(["a", "b"]))
     await settle()
     assert [waiting[key].done() for key in preferring_a + others] == [True] * 3 + [False] * 3
-    newcomer = asyncio.create_task(fleet.acquire(keys_at(fleet, "b")[3], aged(9)))
+    newcomer = asyncio.create_task(fleet.slots.acquire(keys_at(fleet, "b")[3], aged(9)))
     await settle()
     assert not newcomer.done()
     fleet.check_integrity()
@@ -450,18 +450,18 @@ async def test_replicas_that_start_together_share_the_queue() -> None:
 
 @pytest.mark.parametrize("why", ["it is full", "it takes too long"])
 async def test_a_starting_preferred_replica_is_not_awaited_if(why: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("seamless_verl.rollout.awaited.RESUME_S", 0.0 if why == "it takes too long" else 60.0)
+    monkeypatch.setattr("seamless_verl.rollout.slots.RESUME_S", 0.0 if why == "it takes too long" else 60.0)
     fleet, devices = fleet_of("a", "b", capacity=2)
     preferring_a = keys_at(fleet, "a")
     if why == "it is full":
-        for slot in [await fleet.acquire(preferring_a[0], aged(ticket)) for ticket in range(4)]:
+        for slot in [await fleet.slots.acquire(preferring_a[0], aged(ticket)) for ticket in range(4)]:
             if slot.replica.replica_id == "b":
                 slot.release()
     await fleet.pause(["a"], PauseMode.KEEP)
     devices["a"].stuck = True
     resuming = asyncio.create_task(fleet.resume(["a"]))
     await settle()
-    slot = await asyncio.wait_for(fleet.acquire(preferring_a[2], aged(9)), 10)
+    slot = await asyncio.wait_for(fleet.slots.acquire(preferring_a[2], aged(9)), 10)
     assert slot.replica.replica_id == "b"
     fleet.check_integrity()
     fleet.lost("a", "over")
@@ -471,11 +471,11 @@ async def test_a_starting_preferred_replica_is_not_awaited_if(why: str, monkeypa
 async def test_replicas_that_load_one_after_another_share_the_calls_of_a_new_version() -> None:
     fleet, _ = fleet_of("a", "b", "c", capacity=9)
     keys = {name: keys_at(fleet, name)[:3] for name in ("a", "b", "c")}
-    running = await fleet.acquire(keys["b"][0], aged(1))
+    running = await fleet.slots.acquire(keys["b"][0], aged(1))
     fleet.commit(1)
     fleet.expect(["a", "b", "c"])
     waiting = {
-        name: [asyncio.create_task(fleet.acquire(key, aged(2))) for key in keys[name]] for name in ("a", "b", "c")
+        name: [asyncio.create_task(fleet.slots.acquire(key, aged(2))) for key in keys[name]] for name in ("a", "b", "c")
     }
     await settle()
     assert running.attached and not any(task.done() for tasks in waiting.values() for task in tasks)
@@ -494,7 +494,7 @@ async def test_replicas_that_load_one_after_another_share_the_calls_of_a_new_ver
 )
 async def test_a_load_is_not_awaited_of_a_replica_that(why: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its call goes to the one that has loaded, which is busier."""
-    monkeypatch.setattr("seamless_verl.rollout.awaited.LOADS_S", 0.0 if why == "takes too long" else 60.0)
+    monkeypatch.setattr("seamless_verl.rollout.slots.LOADS_S", 0.0 if why == "takes too long" else 60.0)
     fleet, _ = fleet_of("a", "b", capacity=4)
     on_a = keys_at(fleet, "a")[0]
     await fill(fleet, "b", 2)
@@ -502,7 +502,7 @@ async def test_a_load_is_not_awaited_of_a_replica_that(why: str, monkeypatch: py
     fleet.commit(1)
     fleet.expect(["a", "b"])
     assert await fleet.update_weights(["b"], 1, "weights") == ["b"]
-    call = asyncio.create_task(fleet.acquire(on_a, aged(1)))
+    call = asyncio.create_task(fleet.slots.acquire(on_a, aged(1)))
     await settle()
     assert call.done() == (why in ("is full", "is busy", "takes too long"))
     if why == "could not load":
@@ -524,7 +524,7 @@ async def fill(fleet: Fleet, replica_id: str, number: int) -> None:
     others = [name for name in fleet if name != replica_id]
     await fleet.pause(others, PauseMode.KEEP)
     for _ in range(number):
-        assert (await fleet.acquire("filling", aged(0))).replica.replica_id == replica_id
+        assert (await fleet.slots.acquire("filling", aged(0))).replica.replica_id == replica_id
     await fleet.resume(others)
 
 
@@ -544,7 +544,7 @@ async def test_a_call_waits_no_longer_when_it_prefers_a_full_one_that_now_resume
     fleet.commit(1)
     fleet.expect(["b"])
     assert await fleet.update_weights(["c"], 1, "weights") == ["c"]
-    call = asyncio.create_task(fleet.acquire(on_a, aged(1)))
+    call = asyncio.create_task(fleet.slots.acquire(on_a, aged(1)))
     await settle()
     assert not call.done()
     fleet.check_integrity()
@@ -555,11 +555,11 @@ async def test_a_call_waits_no_longer_when_it_prefers_a_full_one_that_now_resume
 
 async def test_the_time_of_one_update_does_not_end_what_the_next_one_expects(monkeypatch: pytest.MonkeyPatch) -> None:
     fleet, _ = fleet_of("a", "b")
-    monkeypatch.setattr("seamless_verl.rollout.awaited.LOADS_S", 0.02)
+    monkeypatch.setattr("seamless_verl.rollout.slots.LOADS_S", 0.02)
     fleet.commit(1)
     fleet.expect(["a", "b"])
     assert await fleet.update_weights(["a", "b"], 1, "weights") == ["a", "b"]
-    monkeypatch.setattr("seamless_verl.rollout.awaited.LOADS_S", 60.0)
+    monkeypatch.setattr("seamless_verl.rollout.slots.LOADS_S", 60.0)
     fleet.expect(["a", "b"])
     assert not any(view.expected for view in fleet.view), "they have the committed weights"
     fleet.commit(2)
@@ -570,12 +570,12 @@ async def test_the_time_of_one_update_does_not_end_what_the_next_one_expects(mon
 
 async def test_clients_that_left_the_queue_are_forgotten() -> None:
     fleet, _ = fleet_of()
-    waiting = [asyncio.create_task(fleet.acquire("k", aged(ticket))) for ticket in range(3)]
+    waiting = [asyncio.create_task(fleet.slots.acquire("k", aged(ticket))) for ticket in range(3)]
     await settle()
     for task in waiting:
         task.cancel()
     await settle()
-    assert fleet._slots._queue._waiters == []
+    assert fleet.slots._queue._waiters == []
 
 
 async def test_operations_on_one_replica_follow_each_other() -> None:
@@ -601,18 +601,17 @@ async def test_operations_on_one_replica_follow_each_other() -> None:
 
 async def test_a_cut_is_explained_by_a_pause_since_the_grant_even_when_it_is_over() -> None:
     fleet, _ = fleet_of("a")
-    before = await fleet.acquire("k", aged(1))
+    before = await fleet.slots.acquire("k", aged(1))
     assert before.unexplained
     await fleet.pause(["a"], PauseMode.ABORT)
     await fleet.resume(["a"])
-    after = await fleet.acquire("k", aged(2))
+    after = await fleet.slots.acquire("k", aged(2))
     assert (before.unexplained, after.unexplained) == (False, True)
 
 
 async def test_a_control_that_does_not_reply_in_time_loses_its_replica_and_names_it() -> None:
     changes: list[tuple[str, str]] = []
     fleet = Fleet(
-        policy=PrefixAffinity(),
         deadline_s=0.05,
         on_change=lambda view, why: changes.append((view.replica_id, why)),
     )
@@ -620,7 +619,7 @@ async def test_a_control_that_does_not_reply_in_time_loses_its_replica_and_names
         device = Device(name)
         device.stuck = name == "hung"
         fleet.add(name, engine=device, control=device, capacity=2, version=0)
-    slot = await fleet.acquire("", aged(0))
+    slot = await fleet.slots.acquire("", aged(0))
     assert await fleet.pause(["good", "hung"], PauseMode.KEEP) == ["good"]
     assert {view.replica_id: view.state for view in fleet.view} == {"good": PAUSED, "hung": DEAD}
     assert any(name == "hung" and "paused" in why and "0.05 s" in why for name, why in changes)
@@ -632,7 +631,7 @@ async def test_a_control_that_does_not_reply_in_time_loses_its_replica_and_names
 @pytest.mark.parametrize("died", [False, True])
 async def test_a_late_reply_is_a_sign_of_life_unless_it_says_that_the_replica_died(died: bool) -> None:
     replied: list[str] = []
-    fleet = Fleet(policy=PrefixAffinity(), deadline_s=0.05, on_late_reply=replied.append)
+    fleet = Fleet(deadline_s=0.05, on_late_reply=replied.append)
     device, done = Device("a"), asyncio.Event()
     fleet.add("a", engine=device, control=device, capacity=2, version=0)
 
@@ -651,7 +650,7 @@ async def test_a_late_reply_is_a_sign_of_life_unless_it_says_that_the_replica_di
 
 async def test_a_late_reply_of_a_replica_that_was_replaced_or_removed_says_nothing() -> None:
     replied: list[str] = []
-    fleet = Fleet(policy=PrefixAffinity(), deadline_s=0.05, on_late_reply=replied.append)
+    fleet = Fleet(deadline_s=0.05, on_late_reply=replied.append)
     for end in ("replaced", "removed"):
         device, done = Device("a"), asyncio.Event()
         fleet.add("a", engine=device, control=device, capacity=2, version=0)

@@ -19,18 +19,17 @@ from seamless_verl.rollout.engine import PauseMode
 from seamless_verl.rollout.fleet import Fleet
 from seamless_verl.rollout.manager import FleetSnapshot, ReplicaSnapshot, RolloutManager
 from seamless_verl.rollout.precedence import Precedence
-from seamless_verl.rollout.replica import Slot
-from seamless_verl.rollout.replica_state import (
+from seamless_verl.rollout.replica import (
     DEAD,
-    DURING_LOAD,
     PAUSED,
     RELEASED,
     SERVING,
     STALE,
     SYNCING,
     ReplicaState,
+    ReplicaView,
+    Slot,
 )
-from seamless_verl.rollout.routing import PrefixAffinity, ReplicaView
 
 T = TypeVar("T")
 NAMES = ["r0", "r1", "r2"]
@@ -126,7 +125,7 @@ class World:
 
     def process(self, plane: str) -> Process:
         snapshot: FleetSnapshot = pickle.loads(self.stored[plane]) if plane in self.stored else FleetSnapshot()
-        fleet = Fleet(policy=PrefixAffinity())
+        fleet = Fleet()
         fleet.commit(snapshot.committed)
         process: Process
 
@@ -141,7 +140,7 @@ class World:
                 if state is STALE and server.paused is None:
                     server.paused = PauseMode.KEEP
                 made: Any = Connection(name)
-                fleet.restore(name, engine=made, control=control, capacity=4, state=state, version=version)
+                fleet.add(name, engine=made, control=control, capacity=4, state=state, version=version)
             process.lost.clear()
             return True
 
@@ -234,7 +233,7 @@ class TrainerCommands(RuleBasedStateMachine):
         async def begin() -> None:
             for each in range(number):
                 place = Precedence(self.version, False, 0, len(self.calls))
-                self.calls.append(asyncio.ensure_future(fleet.acquire(f"{key + each}", place)))
+                self.calls.append(asyncio.ensure_future(fleet.slots.acquire(f"{key + each}", place)))
 
         self.do(begin())
         self.do(settle(3))
@@ -372,6 +371,24 @@ class CommandsBesideLoads(TrainerCommands):
         self.check()
 
 
+DURING_LOAD = frozenset(
+    {
+        (SERVING, PAUSED),  # the load begins; or it has ended, and training has the device
+        (PAUSED, SYNCING),  # the load begins
+        (STALE, SYNCING),  # the load begins
+        (SYNCING, SERVING),  # its own load has ended, and perhaps not that of another of the same command
+        (SYNCING, STALE),  # it could not load
+        *((state, DEAD) for state in ReplicaState if state is not DEAD),  # its load is interrupted
+        (DEAD, STALE),  # another process is attached in its place
+    }
+)
+"""What may happen to a replica from the begin of `RolloutManager.update_weights` to its end, beside others' commands.
+
+One that is reconnected meanwhile is in the state in which it is found, and is loaded again before the end. All other
+commands for it wait for the end, and training gets its device after that.
+"""
+
+
 class Transitions:
     """Of replicas that load: all of them may happen during a load."""
 
@@ -484,7 +501,8 @@ async def test_a_replica_whose_device_training_has_takes_no_calls_when_it_has_lo
     await world.call("first", "update_weights", NAMES, 0, set(NAMES))
     await world.call("first", "pause", NAMES)
     fleet = world.processes[plane].manager.fleet
-    calls = [asyncio.create_task(fleet.acquire(str(number), Precedence(0, False, 0, number))) for number in range(8)]
+    places = [Precedence(0, False, 0, number) for number in range(8)]
+    calls = [asyncio.create_task(fleet.slots.acquire(str(place.ticket), place)) for place in places]
     await world.call("first", "commit", 1)
     for name in NAMES[:2]:
         await world.call("first", "update_weights", [name], 1, set(NAMES))

@@ -22,7 +22,7 @@ from seamless_verl.rollout.precedence import (
     Remembered,
 )
 from seamless_verl.rollout.replica import Slot
-from seamless_verl.rollout.wait_queue import WaitQueue
+from seamless_verl.rollout.slots import WaitQueue
 
 PLACES = st.builds(
     Precedence,

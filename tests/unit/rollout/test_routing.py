@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from seamless_verl.rollout.replica_state import ReplicaState
-from seamless_verl.rollout.routing import RANKINGS, PrefixAffinity, ReplicaView
+from seamless_verl.rollout.replica import ReplicaState, ReplicaView
+from seamless_verl.rollout.routing import RANKINGS, PrefixAffinity
 
 KEYS = [f"session {number}" for number in range(600)]
 

@@ -13,7 +13,7 @@ from support.rollout import World, call, check_prefix, check_whole, settle, worl
 
 from seamless_verl.rollout.call import Call
 from seamless_verl.rollout.engine import PauseMode
-from seamless_verl.rollout.replica_state import DEAD, PAUSED, RELEASED, SERVING, STALE
+from seamless_verl.rollout.replica import DEAD, PAUSED, RELEASED, SERVING, STALE
 from seamless_verl.trajectory.records import TokenChunk
 
 REPLICAS = ["a", "b", "c"]

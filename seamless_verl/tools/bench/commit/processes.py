@@ -10,8 +10,8 @@ import ray
 import torch
 
 from seamless_verl.replica.load_plan import PlanCache
-from seamless_verl.rollout.cache_use import CacheUse
 from seamless_verl.rollout.engine import PauseMode
+from seamless_verl.rollout.observation import CacheUse
 from seamless_verl.tools.bench.stub_engine import StubEngine
 from seamless_verl.transport import EngineServer, serve_engine
 from seamless_verl.weights.background import BackgroundStaging, StagingBegun, StagingEnd

@@ -19,7 +19,6 @@ from seamless_verl.journal import SqliteJournal
 from seamless_verl.rollout.call import Calls
 from seamless_verl.rollout.engine import PauseMode
 from seamless_verl.rollout.fleet import Fleet
-from seamless_verl.rollout.routing import PrefixAffinity
 from seamless_verl.tools.bench.gateway.arms import ADMIN_KEY, announce_ports, run_process, wait_for_parent
 from seamless_verl.tools.bench.gateway.load import MODEL
 from seamless_verl.tools.bench.gateway.stub_process import TOKEN, replica_name
@@ -39,7 +38,7 @@ class _NoControl:
 
 
 async def serve(model: str, journal_path: str, engine_ports: Sequence[int]) -> None:
-    fleet = Fleet(policy=PrefixAffinity())
+    fleet = Fleet()
     fleet.commit(0)
     for name, port in zip(map(replica_name, count()), engine_ports, strict=False):
         engine = await RemoteEngine.connect("127.0.0.1", port, token=TOKEN, replica_id=name)

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from seamless_verl.rollout.precedence import Precedence
-from seamless_verl.rollout.wait_queue import WaitQueue
+from seamless_verl.rollout.slots import WaitQueue
 
 OVERTAKING = 3
 ROOMS = st.dictionaries(st.sampled_from("abc"), st.integers(0, 2))  # slots by replica

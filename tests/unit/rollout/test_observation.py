@@ -1,4 +1,4 @@
-"""What a call still has to generate, foreseen from calls that have ended."""
+"""What a call still has to generate, foreseen from calls that have ended; and what caches spare."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from seamless_verl.rollout.length_forecast import REMEMBERED, LengthForecast
+from seamless_verl.rollout.observation import CACHE_METRICS, REMEMBERED, CacheUse, CacheUseOfAll, LengthForecast
 
 
 def forecast(*lengths: int) -> LengthForecast:
@@ -37,3 +37,14 @@ def test_old_lengths_are_forgotten() -> None:
 def test_it_is_that_mean_for_any_lengths(lengths: list[int], produced: int) -> None:
     longer = [length - produced for length in lengths if length > produced]
     assert forecast(*lengths).remaining(produced) == pytest.approx(mean(longer) if longer else produced)
+
+
+def test_looks_add_up_over_engines_and_over_one_that_was_started_again() -> None:
+    use = CacheUseOfAll()
+    assert use.metrics() == dict.fromkeys(CACHE_METRICS, 0.0)
+    use.look("a", CacheUse(100, 60, 1))
+    use.look("b", CacheUse(10, 0, 0))
+    use.look("a", CacheUse(150, 90, 4))
+    use.begins_again("a")
+    use.look("a", CacheUse(170, 5, 2))
+    assert use.metrics() == {"cache/prompt_tokens": 330.0, "cache/cached_tokens": 95.0, "cache/preempted": 6.0}
