@@ -174,18 +174,17 @@ class IntegrityError(SeamlessError, AssertionError):
 
 
 class NoProgressError(SeamlessError, TimeoutError):
-    """A run made no progress for `limit_s` seconds, which the `setting` of the watchdog allows; `found` says what did
-    not move."""
+    """A run made no progress for `limit_s` seconds, a limit that follows from `setting`; `found` says what did not
+    move."""
 
-    def __init__(self, found: str, limit_s: float, setting: str = "no_progress_s") -> None:
+    def __init__(self, found: str, limit_s: float, setting: str = "seamless.watchdog.no_progress_s") -> None:
         super().__init__(found, limit_s, setting)
         self.found, self.limit_s, self.setting = found, limit_s, setting
 
     def __str__(self) -> str:
-        whose = "every process" if self.setting == "no_progress_s" else "the processes concerned"
         return (
-            f"{self.found}\nNothing has moved for seamless.watchdog.{self.setting}={self.limit_s:g} seconds. The log "
-            f"above has the stacks of {whose}; set a larger value if a step may take so long"
+            f"{self.found}\nNothing has moved for {self.limit_s:g} seconds ({self.setting}). The log above has the "
+            "stacks of the processes concerned; set a larger value if a step may take so long"
         )
 
 

@@ -59,7 +59,7 @@ class Recoveries:
         replica = blocked.over
         if blocked.culprit is not replica:
             return False
-        why = f"{replica.what} for {replica.waited_s:.0f} s ({setting_of(replica.kind)})"
+        why = f"{replica.what} for {replica.waited_s:.0f} s ({SETTINGS[replica.kind]})"
         try:
             return bool(ray.get(self.plane.give_up.remote(replica.name, f"it {why}"), timeout=REPLY_S))
         except (*ACTOR_GONE, ray.exceptions.GetTimeoutError) as error:
@@ -78,7 +78,7 @@ class Recoveries:
         if self.loops is None or not quiet or culprit.kind is not WaitKind.SESSION:
             return False
         session = culprit.name.removeprefix(session_name(""))
-        reason = f"its group has not ended for {group.waited_s:.0f} s ({setting_of(group.kind)}): {blocked}"
+        reason = f"its group has not ended for {group.waited_s:.0f} s ({SETTINGS[group.kind]}): {blocked}"
         self.loops.end_stuck(group.name.removeprefix(group_name("")), session, reason)
         return True
 
@@ -117,11 +117,6 @@ class LoopRestarts:
 
     def metrics(self) -> dict[str, float]:
         return {} if self.loops is None else self.loops.metrics()
-
-
-def setting_of(kind: WaitKind) -> str:
-    """The key of the limit of this kind."""
-    return f"seamless.watchdog.{SETTINGS[kind]}"
 
 
 def stacks_of(names: Collection[str], actors: Mapping[str, Any]) -> str:

@@ -45,8 +45,7 @@ ABOUT_TO_CONNECT = frozenset({RestartStage.STARTING, RestartStage.STARTED})
 
 def noticed_s(watchdog: WatchdogConfig) -> dict[LossReason, float]:
     """For how long a replica hangs among those that serve before it is given up, in seconds, by the reason."""
-    late = {LossReason.LATE: float(watchdog.transition_s)}
-    return late if watchdog.waits.token_s is None else late | {LossReason.STUCK: watchdog.waits.token_s}
+    return {LossReason.LATE: float(watchdog.transition_s), LossReason.STUCK: watchdog.silent_s}
 
 
 class ReplicaStarter:

@@ -25,30 +25,30 @@ FOR_GROUPS = ("waiting for groups", "validating")
 """The first words of the stages in which the trainer waits for groups."""
 
 
+KEY = "seamless.watchdog"
+SETTINGS = {
+    WaitKind.GROUP: f"{KEY}.group_s",
+    WaitKind.CALL: f"2 x {KEY}.transition_s",
+    WaitKind.REPLICA: f"2 x {KEY}.transition_s",
+    WaitKind.SERVER: f"{KEY}.transition_s",
+    WaitKind.QUEUE: f"2 x {KEY}.transition_s",
+    WaitKind.COMMIT: f"half of {KEY}.no_progress_s",
+    WaitKind.ACTOR: f"half of {KEY}.no_progress_s",
+}
+"""From which setting each limit follows."""
+
+
 def limits_of(watchdog: WatchdogConfig) -> Limits:
     """The limit of each kind; the replicas' servers have one in the data plane, too."""
-    waits = watchdog.waits
     return {
-        WaitKind.GROUP: waits.group_s,
-        WaitKind.CALL: waits.token_s,
-        WaitKind.REPLICA: waits.token_s,
+        WaitKind.GROUP: watchdog.group_s,
+        WaitKind.CALL: watchdog.silent_s,
+        WaitKind.REPLICA: watchdog.silent_s,
         WaitKind.SERVER: float(watchdog.transition_s),
-        WaitKind.QUEUE: waits.queue_s,
-        WaitKind.COMMIT: waits.commit_s,
-        WaitKind.ACTOR: waits.actor_s,
+        WaitKind.QUEUE: watchdog.silent_s,
+        WaitKind.COMMIT: watchdog.long_s,
+        WaitKind.ACTOR: watchdog.long_s,
     }
-
-
-SETTINGS = {
-    WaitKind.GROUP: "waits.group_s",
-    WaitKind.CALL: "waits.token_s",
-    WaitKind.REPLICA: "waits.token_s",
-    WaitKind.SERVER: "transition_s",
-    WaitKind.QUEUE: "waits.queue_s",
-    WaitKind.COMMIT: "waits.commit_s",
-    WaitKind.ACTOR: "waits.actor_s",
-}
-"""The setting of each limit, below `seamless.watchdog`."""
 
 
 @dataclass(frozen=True)

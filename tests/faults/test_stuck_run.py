@@ -15,7 +15,8 @@ from support.replicas import engines
 from seamless_verl.journal import JournalReader
 
 pytestmark = [pytest.mark.integration, pytest.mark.long]
-TOKEN_S, GROUP_S = 30, 60
+TRANSITION_S, GROUP_S = 15, 60
+TOKEN_S = 2 * TRANSITION_S
 OPTIONS = (
     AGENT
     | POOL
@@ -23,8 +24,8 @@ OPTIONS = (
         "trainer__total_training_steps": 2,
         "seamless__max_staleness": 0,
         "seamless__replica_restarts": 3,
-        "seamless__watchdog__waits__token_s": TOKEN_S,
-        "seamless__watchdog__waits__group_s": GROUP_S,
+        "seamless__watchdog__transition_s": TRANSITION_S,
+        "seamless__watchdog__group_s": GROUP_S,
         "actor_rollout_ref__rollout__agent__default_agent_loop": "one_stuck",
     }
 )
@@ -67,7 +68,7 @@ def test_an_engine_and_an_agent_that_are_stuck_are_named_and_the_run_goes_on(nan
     )
     assert re.search(
         r"session \d of prompt \S+ failed and is left out: SessionStuckError: its group has not ended for \d+ s "
-        r"\(seamless\.watchdog\.waits\.group_s\): ",
+        r"\(seamless\.watchdog\.group_s\): ",
         log,
     )
     assert (last["sessions/failed/stuck"], last["sessions/failed"], last["groups/dropped"]) == (1, 1, 0)

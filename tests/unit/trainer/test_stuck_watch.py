@@ -7,7 +7,7 @@ import logging
 import pytest
 from support.ledger import Clock
 
-from seamless_verl.config.wait_settings import WaitsConfig, WatchdogConfig
+from seamless_verl.config.wait_settings import WatchdogConfig
 from seamless_verl.errors import NoProgressError
 from seamless_verl.runtime.waits import TRAINER, Blocked, Limits, Wait, WaitKind
 from seamless_verl.trainer.run_waits import SETTINGS, limits_of
@@ -104,7 +104,7 @@ def test_a_run_ends_only_when_nothing_else_moves_for_as_long_as_the_limit() -> N
     run.still_s = 100.1
     with pytest.raises(NoProgressError, match=r"^TransferQueue has not taken rows for 111 s\n") as caught:
         run.look(queue(111.0))
-    assert "seamless.watchdog.waits.queue_s=100 seconds" in str(caught.value)
+    assert "100 seconds (2 x seamless.watchdog.transition_s)" in str(caught.value)
 
 
 def test_a_run_waits_for_a_recovery_before_it_ends() -> None:
@@ -144,12 +144,13 @@ def test_what_the_trainer_waits_for_is_said_at_any_time() -> None:
 
 
 def test_each_limit_has_its_setting() -> None:
-    settings = WatchdogConfig(5, 60, WaitsConfig(1.0, 2.0, 3.0, 4.0, 6.0))
+    settings = WatchdogConfig(transition_s=5, no_progress_s=60, group_s=7.0)
     limits = limits_of(settings)
     assert limits.keys() == SETTINGS.keys()
-    for kind, key in SETTINGS.items():
-        part = settings.waits if key.startswith("waits.") else settings
-        assert limits[kind] == getattr(part, key.removeprefix("waits."))
+    factors = {"": 1.0, "2 x ": 2.0, "half of ": 0.5}
+    for kind, text in SETTINGS.items():
+        times, _, key = text.partition("seamless.watchdog.")
+        assert limits[kind] == factors[times] * getattr(settings, key)
 
 
 def test_nothing_is_over_its_limit_by_the_seconds_in_which_the_process_stood_still() -> None:
