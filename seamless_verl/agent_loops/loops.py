@@ -96,12 +96,11 @@ class SessionAgentLoop(AgentLoopBase, ABC):  # type: ignore[misc]
     """Opens one session for each run; the trainer's sampling parameters win over the agent's.
 
     A session whose agent failed has the reward `failure_reward`; with None it is left out of its group. What becomes of
-    one whose agent ran out of time is set by `on_timeout`. `confirmed`: the worker that runs the loop reports when the
-    outputs are stored.
+    one whose agent ran out of time is set by `on_timeout`. A worker with a group reports when the outputs are stored; a
+    user's own worker has none.
     """
 
     SETTINGS: ClassVar[type[LoopSettings]] = LoopSettings
-    confirmed = False  # a user's own worker does not report it
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         """Takes what verl gives a loop and the keys of the entry; raises ConfigError for an entry that cannot work."""
@@ -138,7 +137,7 @@ class SessionAgentLoop(AgentLoopBase, ABC):  # type: ignore[misc]
             raise
         warn_of_unread(self.config, session)
         outputs = outputs_of(session, reward, time.monotonic() - started, of_turns=compares_turns(self.config))
-        if not self.confirmed:
+        if GROUP.get(None) is None:
             note = HandedNote(str(kwargs["uid"]), rewards=rewards_of(outputs[-1]))
             await await_reply(plane.acknowledge.remote(session_id, True, note))
         if outcome.status is AgentStatus.FINISHED:
@@ -179,7 +178,7 @@ class SessionAgentLoop(AgentLoopBase, ABC):  # type: ignore[misc]
         if outcome.status is AgentStatus.FINISHED:
             return outcome.reward if outcome.reward is not None else session.rewards.get("reward")
         if outcome.status is AgentStatus.INVALID_REWARD:
-            if self.confirmed:
+            if GROUP.get(None) is not None:
                 return math.nan  # which our worker neither trains nor takes for a zero
             raise AgentFailedError(self.why_failed(outcome), UNSCORED)
         timed_out, reward = outcome.status is AgentStatus.TIMED_OUT, self.settings.failure_reward

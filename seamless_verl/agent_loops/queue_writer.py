@@ -9,16 +9,13 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
 
 import transfer_queue as tq
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
 from seamless_verl.agent_loops.rows import Row
-
-Fields: TypeAlias = Callable[[list[dict[str, Any]]], Any]
 
 
 @dataclass(eq=False)
@@ -29,6 +26,14 @@ class PendingWrite:
     rows: Sequence[Row]
     done: asyncio.Future[None]
 
+    def end(self, error: Exception | None = None) -> None:
+        if self.done.done():  # its caller was cancelled
+            return
+        if error is None:
+            self.done.set_result(None)
+        else:
+            self.done.set_exception(error)
+
 
 class QueueWriter:
     """A writer for one event loop. Owned state: the pending writes, and the task that puts them.
@@ -36,9 +41,7 @@ class QueueWriter:
     `since` is when the put began that runs, on the monotonic clock; None while none does.
     """
 
-    def __init__(self, fields: Fields = list_of_dict_to_tensordict) -> None:
-        """`fields` makes those of a put of its rows."""
-        self.fields = fields
+    def __init__(self) -> None:
         self.since: float | None = None
         self.waiting: list[PendingWrite] = []
         self.writing: asyncio.Task[None] | None = None
@@ -51,10 +54,10 @@ class QueueWriter:
         write = PendingWrite(partition, rows, asyncio.get_running_loop().create_future())
         self.waiting.append(write)
         if self.writing is None:
-            self.writing = asyncio.create_task(self._put())
+            self.writing = asyncio.create_task(self._put_waiting())
         await write.done
 
-    async def _put(self) -> None:
+    async def _put_waiting(self) -> None:
         writes = list[PendingWrite]()
         try:
             while self.waiting:
@@ -62,7 +65,7 @@ class QueueWriter:
                 for partition in dict.fromkeys(write.partition for write in writes):
                     pending = [write for write in writes if write.partition == partition and not write.done.done()]
                     self.since = time.monotonic()
-                    await put_batch(pending, partition, self.fields)
+                    await put_batch(pending, partition)
         finally:
             self.since = None
             for write in (*writes, *self.waiting):  # no effect on those that are done
@@ -70,35 +73,25 @@ class QueueWriter:
             self.waiting, self.writing = [], None
 
 
-async def put_batch(writes: Sequence[PendingWrite], partition: str, fields: Fields) -> None:
-    """Puts the rows of all writes; if that fails, those of each write alone, since only one may be at fault."""
+async def put_batch(writes: Sequence[PendingWrite], partition: str) -> None:
+    """Puts the rows of all writes; if that fails, those of each write alone, since only one may be at fault.
+
+    All rows of a put have the same columns.
+    """
+    by_columns: defaultdict[frozenset[str], list[Row]] = defaultdict(list)
+    for row in (row for write in writes for row in write.rows):
+        by_columns[frozenset(row.columns)].append(row)
     try:
-        for similar in by_columns([row for write in writes for row in write.rows]):
+        for similar in by_columns.values():
             keys, columns, tags = (list(part) for part in zip(*similar, strict=True))
-            await tq.async_kv_batch_put(keys=keys, fields=fields(columns), tags=tags, partition_id=partition)
+            fields = list_of_dict_to_tensordict(columns)
+            await tq.async_kv_batch_put(keys=keys, fields=fields, tags=tags, partition_id=partition)
     except Exception as error:  # raised by `QueueWriter.put`
         if len(writes) == 1:
-            finish(writes, error)
+            writes[0].end(error)
             return
         for write in writes:
-            await put_batch([write], partition, fields)
+            await put_batch([write], partition)
     else:
-        finish(writes, None)
-
-
-def finish(writes: Sequence[PendingWrite], error: Exception | None) -> None:
-    for write in writes:
-        if write.done.done():  # its caller was cancelled
-            continue
-        if error is None:
-            write.done.set_result(None)
-        else:
-            write.done.set_exception(error)
-
-
-def by_columns(rows: Sequence[Row]) -> list[list[Row]]:
-    """Groups the rows by their columns, in order: all rows of a batch have the same columns."""
-    groups: defaultdict[frozenset[str], list[Row]] = defaultdict(list)
-    for row in rows:
-        groups[frozenset(row.columns)].append(row)
-    return list(groups.values())
+        for write in writes:
+            write.end()

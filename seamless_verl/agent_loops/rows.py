@@ -108,28 +108,12 @@ def turn_columns(sequence: TrainingSequence, turns: Mapping[str, TurnNote]) -> d
     return dict(zip(TURN_COLUMNS, (turn, observation, reward), strict=True))
 
 
-class VersionedOutput(AgentLoopOutput):  # type: ignore[misc]
-    """verl's output with two more columns, int64 [response]: `weight_version`, -1 where nothing was generated, and
-    `grammar`, a `Grammar` for each token.
-
-    `extra_fields` has the columns for our sessions, and the versions of all tokens of a conversation for our client. A
-    generated token without a recorded version gets the oldest version of its conversation. Tokens of verl's own agent
-    loops have no labels of grammars.
-    """
-
-    def as_dict(self) -> dict[str, Any]:
-        columns: dict[str, Any] = super().as_dict()
-        columns["weight_version"] = torch.tensor(versions_of(self), dtype=torch.int64)
-        labels = self.extra_fields.get("grammar") or [0] * len(self.response_ids)
-        columns["grammar"] = torch.tensor(labels, dtype=torch.int64)
-        return columns
-
-    @classmethod
-    def of(cls, output: AgentLoopOutput) -> VersionedOutput:
-        return cls.model_construct(_fields_set=set(output.model_fields_set), **dict(output))
-
-
 def versions_of(output: AgentLoopOutput) -> list[int]:
+    """The weight version of each token of the response, -1 where nothing was generated.
+
+    `extra_fields` has the column for our sessions, and the versions of all tokens of a conversation for our client. A
+    generated token without a recorded version gets the oldest version of its conversation.
+    """
     if (column := output.extra_fields.get("weight_version")) is not None:
         return [int(version) for version in column]
     oldest = output.extra_fields.get("min_global_steps")
@@ -221,7 +205,12 @@ def labelled(rows: list[Row], prompt: str, reward: float | None) -> list[Row]:
 def _columns_and_tag(
     output: AgentLoopOutput, worker: Positions, sample: Mapping[str, Any]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    columns = dict(sample) | VersionedOutput.of(output).as_dict()
+    """verl's columns with two more, int64 [response]: `weight_version`, and `grammar`, a `Grammar` for each token."""
+    columns = dict(sample) | output.as_dict()
+    columns["weight_version"] = torch.tensor(versions_of(output), dtype=torch.int64)
+    # tokens of verl's own agent loops have no labels of grammars
+    labels = output.extra_fields.get("grammar") or [0] * len(output.response_ids)
+    columns["grammar"] = torch.tensor(labels, dtype=torch.int64)
     if worker.compares_turns:
         columns |= turns_of(output)
     columns.pop("multi_modal_data", None)  # raw images; the model takes `multi_modal_inputs`

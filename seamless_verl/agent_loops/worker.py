@@ -28,15 +28,15 @@ from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopWorkerTQ, apply_greedy_sa
 from verl.utils.rollout_trace import rollout_trace_attr
 
 from seamless_verl.agent_loops.group import ERROR, GROUP, STUCK, UNTRAINABLE, SessionGroup
-from seamless_verl.agent_loops.loops import AgentFailedError, SessionAgentLoop, compares_turns, warn_once
+from seamless_verl.agent_loops.loops import AgentFailedError, compares_turns, warn_once
 from seamless_verl.agent_loops.prompt_builders import PromptBuilders
-from seamless_verl.agent_loops.queue_columns import columns_of_storage
 from seamless_verl.agent_loops.queue_writer import QueueWriter
 from seamless_verl.agent_loops.rows import (
     FIRST,
     GREEDY_UNLESS,
     PROMPT,
     SAMPLES,
+    Row,
     SessionOutputs,
     labelled,
     rows_of,
@@ -44,11 +44,11 @@ from seamless_verl.agent_loops.rows import (
     with_old_logprobs,
 )
 from seamless_verl.agent_loops.scoring import raised_by, reward_workers, scorer_of, with_arrays
-from seamless_verl.agent_loops.unkept_timings import keep_no_timings
 from seamless_verl.agents.outcome import AgentStatus
 from seamless_verl.config.schema import SeamlessConfig
 from seamless_verl.config.verl_keys import RESERVED_COLUMNS
 from seamless_verl.data_plane.client import PLANE, await_reply
+from seamless_verl.data_plane.finished_sessions import HandedNote
 from seamless_verl.data_plane.group_notifier import UNSCORED
 from seamless_verl.data_plane.waits import group_name
 from seamless_verl.errors import ConfigError, GroupDroppedError, SessionStuckError, shorten
@@ -75,14 +75,13 @@ class SeamlessAgentLoopWorker(plain_class(AgentLoopWorkerTQ)):  # type: ignore[m
     def __init__(self, *args: Any, variables: Mapping[str, str] = MappingProxyType({}), **kwargs: Any) -> None:
         """`variables` of the command's environment, which agents read: those that this node has stay its own."""
         show_log()
-        keep_no_timings()
         for name, value in variables.items():
             os.environ.setdefault(name, value)
         super().__init__(*args, **kwargs)
         self.plane = ray.get_actor(PLANE)
         self.loops: dict[str, Callable[..., Any]] = {}
         self.running: dict[str, tuple[SessionGroup, asyncio.Task[Any]]] = {}  # by the prompt's uid
-        self.writer = QueueWriter(columns_of_storage())
+        self.writer = QueueWriter()
         self.builders = PromptBuilders()
         self.reward_loop_worker_handles = reward_workers(self.reward_loop_worker_handles)
         self.seamless = SeamlessConfig.parse(self.config.get("seamless"))
@@ -91,7 +90,6 @@ class SeamlessAgentLoopWorker(plain_class(AgentLoopWorkerTQ)):  # type: ignore[m
         self.scorer = scorer_of(self.config.reward)
         if OmegaConf.select(self.config, f"{FILTER}.enable"):
             self.filter_metric = str(OmegaConf.select(self.config, f"{FILTER}.metric"))
-        SessionAgentLoop.confirmed = True
         freeze_imports()
 
     async def _run_prompt(
@@ -224,10 +222,24 @@ class SeamlessAgentLoopWorker(plain_class(AgentLoopWorkerTQ)):  # type: ignore[m
     async def _run_session(
         self, sampling: dict[str, Any], trajectory: dict[str, Any], /, *, agent_name: str, trace: bool, **kwargs: Any
     ) -> None:
+        """Runs a session and scores it; its rows wait for the others of its group."""
         attributes = {key: trajectory[key] for key in ("sample_index", "step", "rollout_n", "validate")}
         with rollout_trace_attr(**attributes, name="agent_loop", trace=trace):
-            output = await self._agent_loop(agent_name).run(sampling, **kwargs)
-            await self._agent_loop_postprocess(output, trajectory["validate"], **kwargs)
+            output, group = await self._agent_loop(agent_name).run(sampling, **kwargs), GROUP.get()
+            outputs, session = (output if isinstance(output, list) else [output]), None
+            if not outputs:
+                raise AgentFailedError("it left nothing to train", UNTRAINABLE)
+            if isinstance(output, SessionOutputs):
+                session = output
+            try:
+                rows = await self._scored_rows(outputs, trajectory["validate"], kwargs)
+            except BaseException as error:
+                if session is not None:
+                    await session.acknowledge(False, self._dropped_note(session, group, error))
+                raise
+            if session is not None and session.failure not in (None, AgentStatus.INVALID_REWARD):
+                group.failure_rewarded(session.failure, session.error)
+            group.add(session, rows)
 
     def _agent_loop(self, name: str) -> Any:
         """A new loop of that name."""
@@ -248,30 +260,21 @@ class SeamlessAgentLoopWorker(plain_class(AgentLoopWorkerTQ)):  # type: ignore[m
                 tools=ToolListWrap(self.tools),
             )
 
-    async def _agent_loop_postprocess(self, output: Any, validate: bool, /, **kwargs: Any) -> None:
-        """Scores a session; its rows wait for the others of its group."""
-        outputs, group = (output if isinstance(output, list) else [output]), GROUP.get()
-        session = output if isinstance(output, SessionOutputs) else None
-        if not outputs:
-            raise AgentFailedError("it left nothing to train", UNTRAINABLE)
-        try:
-            last = outputs[-1]
-            await self._score(outputs, kwargs, validate)
-            await self._compute_teacher_logprobs(last, last.prompt_ids, last.response_ids, validate, kwargs)
-            share_reward(outputs)
-            rows = labelled(rows_of(outputs, self, kwargs), group.prompt, last.reward_score)
-            if self.bypasses and not validate:
-                rows = [with_old_logprobs(row) for row in rows]
-        except BaseException as error:
-            if session is not None:
-                unscored = getattr(error, "kind", None) == UNSCORED
-                reason = shorten(error) if unscored else "its rows could not be made"
-                dropped = DropReason.REWARD if unscored else group.dropped_as
-                await session.acknowledge(False, session.note(group.uid, reason, validation=validate, dropped=dropped))
-            raise
-        if session is not None and session.failure not in (None, AgentStatus.INVALID_REWARD):
-            group.failure_rewarded(session.failure, session.error)
-        group.add(session, rows)
+    async def _scored_rows(self, outputs: list[Any], validate: bool, sample: dict[str, Any]) -> list[Row]:
+        """The rows of a session that was scored by its loop or by verl, which its last output is for."""
+        last = outputs[-1]
+        await self._score(outputs, sample, validate)
+        await self._compute_teacher_logprobs(last, last.prompt_ids, last.response_ids, validate, sample)
+        share_reward(outputs)
+        rows = labelled(rows_of(outputs, self, sample), GROUP.get().prompt, last.reward_score)
+        return [with_old_logprobs(row) for row in rows] if self.bypasses and not validate else rows
+
+    @staticmethod
+    def _dropped_note(session: SessionOutputs, group: SessionGroup, error: BaseException) -> HandedNote:
+        unscored = getattr(error, "kind", None) == UNSCORED
+        reason = shorten(error) if unscored else "its rows could not be made"
+        dropped = DropReason.REWARD if unscored else group.dropped_as
+        return session.note(group.uid, reason, validation=group.validation, dropped=dropped)
 
     async def _score(self, outputs: list[Any], sample: dict[str, Any], validate: bool) -> None:
         """Has a session scored by verl unless its agent loop did, and passes its score through the gate.

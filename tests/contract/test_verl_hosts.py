@@ -171,7 +171,6 @@ def test_its_objects_hold_what_we_read(owner: str, name: str) -> None:
     [
         ("_run_prompt", "self prompt sampling_params trajectory trace"),
         ("_run_agent_loop", "self sampling_params trajectory * agent_name trace **kwargs"),
-        ("_agent_loop_postprocess", "self output validate **kwargs"),
     ],
 )
 def test_verls_worker_of_agent_loops_has_what_ours_overrides(name: str, expected: str) -> None:

@@ -28,7 +28,7 @@ def output(mask: list[int], **extra: Any) -> AgentLoopOutput:
 def test_a_loop_of_several_turns_has_the_version_of_each_token() -> None:
     """As verl's tool agent loop does it: the first turn's fields are kept, and a tool's tokens are in between."""
     from seamless_verl.agent_loops.llm_client import Versions, output_of
-    from seamless_verl.agent_loops.rows import VersionedOutput
+    from seamless_verl.agent_loops.rows import versions_of
     from seamless_verl.data_plane.settings import Generated
 
     versions = Versions()
@@ -37,7 +37,7 @@ def test_a_loop_of_several_turns_has_the_version_of_each_token() -> None:
         versions.extend(made)
         turn = output_of(Generated([1] * len(made), [0.0] * len(made), made, "stop"), versions)
         kept = kept or dict(turn.extra_fields)
-    found = VersionedOutput.of(output([1, 1, 0, 0, 1, 1, 1], **kept)).as_dict()["weight_version"].tolist()
+    found = versions_of(output([1, 1, 0, 0, 1, 1, 1], **kept))
     assert found == [3, 3, -1, -1, 3, 4, 4]
 
 

@@ -6,6 +6,7 @@ import asyncio
 import json
 import math
 from collections.abc import Iterator
+from contextvars import copy_context
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,6 +18,7 @@ from support.data.given_scores import BESIDE, SCORES
 from support.paths import ROOT
 from support.scripted_loops import Put, output, put, run_prompt, scripted, worker
 
+from seamless_verl.agent_loops.group import GROUP, SessionGroup
 from seamless_verl.agent_loops.rows import SessionOutputs
 from seamless_verl.agent_loops.worker import SeamlessAgentLoopWorker
 from seamless_verl.agents.callable import call_agent
@@ -97,8 +99,9 @@ def test_a_score_is_its_number_or_none(
     if way == "agent":
         ended = asyncio.run(call_agent(lambda *_: given_to_agent(name), {}, Endpoint("http://h", "key", "id")))
     loop = make_loop({"name": "mine", "_target_": f"{LOOPS}.CallableAgentLoop", "agent": "operator:add"})
-    loop.confirmed = True
-    score = loop.reward(ended, FinishedSession([], {}, 1))
+    context = copy_context()  # of a group of our worker
+    context.run(GROUP.set, SessionGroup(made.writer, "u"))
+    score = context.run(loop.reward, ended, FinishedSession([], {}, 1))
     failure = () if ended.status is AgentStatus.FINISHED else (str(ended.status), loop.why_failed(ended))
     scripted |= {i: SessionOutputs([output([7, 8], 1.0)], made.plane, f"s{i}") for i in range(2)}
     scripted[1] = SessionOutputs([output([7, 8], score)], made.plane, "s1", *failure)

@@ -15,7 +15,9 @@ from support.paths import DATA
 from support.runner_plane import runner_plane
 
 from seamless_verl.agent_loops import loops
-from seamless_verl.agent_loops.loops import AgentFailedError, SessionAgentLoop
+from seamless_verl.agent_loops.group import GROUP, SessionGroup
+from seamless_verl.agent_loops.loops import AgentFailedError
+from seamless_verl.agent_loops.queue_writer import QueueWriter
 from seamless_verl.data_plane.finished_sessions import HandedNote
 
 pytestmark = pytest.mark.integration
@@ -58,7 +60,7 @@ async def run(loop: Any, plane: Any, monkeypatch: pytest.MonkeyPatch, *, session
 
 
 async def test_what_had_ended_is_not_run_again(nano: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(SessionAgentLoop, "confirmed", True)
+    GROUP.set(SessionGroup(QueueWriter(), "u"))  # as our worker does
     journal = tmp_path / "journal.sqlite"
     async with asyncio.timeout(180):
         async with runner_plane(nano, journal) as plane:
