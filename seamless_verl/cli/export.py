@@ -15,10 +15,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from seamless_verl.cli.output import WAY_OUT, refuse_special
-from seamless_verl.cli.reading import open_journal
-from seamless_verl.cli.show import format_account
-from seamless_verl.cli.text import format_count, import_package, write
+from seamless_verl.cli.output import WAY_OUT, format_count, import_package, refuse_special, write
+from seamless_verl.cli.show import format_account, open_journal
 from seamless_verl.errors import ConfigError
 from seamless_verl.journal import GroupOutcome, JournalReader, Stage
 from seamless_verl.journal.recorded import TRAIN_ALL, parse_policy, recorded

@@ -12,8 +12,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
-from seamless_verl.cli.commands import COMMANDS, OPTIMIZE
-from seamless_verl.cli.text import format_count, write
+from seamless_verl.cli.main import COMMANDS, OPTIMIZE
+from seamless_verl.cli.output import format_count, write
 from seamless_verl.errors import ConfigError, refuse
 from seamless_verl.resources.memory_fit import gigabytes, sizes
 from seamless_verl.resources.placement import PlannedDevice

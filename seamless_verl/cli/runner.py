@@ -18,7 +18,7 @@ import msgspec
 from seamless_verl.agents.callable import load_agent
 from seamless_verl.agents.command import AgentCommand
 from seamless_verl.agents.limits import CommandLimits
-from seamless_verl.cli.commands import COMMANDS
+from seamless_verl.cli.main import COMMANDS
 from seamless_verl.client.admin_file import AdminFile
 from seamless_verl.client.connection import RunConnection
 from seamless_verl.client.http import checked_key, checked_url

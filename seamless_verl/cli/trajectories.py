@@ -6,8 +6,8 @@ import argparse
 from pathlib import Path
 from typing import TypeAlias
 
-from seamless_verl.cli.commands import COMMANDS
 from seamless_verl.cli.export import FORMATS, export_sessions
+from seamless_verl.cli.main import COMMANDS
 from seamless_verl.cli.show import list_sessions, show_session
 from seamless_verl.journal import Stage
 from seamless_verl.trajectory.policies import POLICIES, GrammarTokens

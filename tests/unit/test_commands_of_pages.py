@@ -17,8 +17,7 @@ from support.config import compose_ours
 from support.pages import CURRENT, FENCE, INLINE, Command, commands_in, commands_of, page_name
 from support.paths import ROOT
 
-from seamless_verl.cli.key_values import settings_first
-from seamless_verl.cli.main import make_parser
+from seamless_verl.cli.main import make_parser, settings_first
 from seamless_verl.config import SeamlessConfig
 from seamless_verl.config.composing import GROUPS, HERE, verl_config_dir
 from seamless_verl.tools.compare.command import FLAGS

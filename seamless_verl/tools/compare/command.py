@@ -12,9 +12,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
-from seamless_verl.cli.commands import COMMANDS
-from seamless_verl.cli.key_values import OVERRIDE
-from seamless_verl.cli.text import write
+from seamless_verl.cli.main import COMMANDS, OVERRIDE
+from seamless_verl.cli.output import write
 from seamless_verl.config.words import misread_of
 from seamless_verl.errors import ConfigError
 from seamless_verl.runtime.tables import text_table

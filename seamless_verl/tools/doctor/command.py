@@ -7,8 +7,8 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from seamless_verl.cli.commands import COMMANDS
-from seamless_verl.cli.text import escape, format_count, write
+from seamless_verl.cli.main import COMMANDS
+from seamless_verl.cli.output import escape, format_count, write
 from seamless_verl.errors import ConfigError, Finding, Level
 from seamless_verl.tools.doctor import machine, network, software
 from seamless_verl.tools.doctor.gather import Facts

@@ -1,7 +1,7 @@
-"""The facts that probes judge, read once of this machine and this environment; nothing else of the doctor looks at either.
+"""The facts that probes judge, read once of this machine and this environment, at which no probe looks itself.
 
-It starts nothing but nvidia-smi, imports none of torch, ray, verl and vllm, and takes about a second. Sizes are in bytes,
-times in seconds; None means that the system does not say.
+It starts nothing but nvidia-smi, imports none of torch, ray, verl and vllm, and takes about a second. Sizes are in
+bytes, times in seconds; None means that the system does not say.
 """
 
 from __future__ import annotations

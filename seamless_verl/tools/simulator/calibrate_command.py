@@ -8,9 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TypeAlias
 
-from seamless_verl.cli.commands import COMMANDS
-from seamless_verl.cli.output import write_file
-from seamless_verl.cli.text import format_count, write
+from seamless_verl.cli.main import COMMANDS
+from seamless_verl.cli.output import format_count, write, write_file
 from seamless_verl.errors import ConfigError
 from seamless_verl.runtime.run_description import FILE as DESCRIPTION
 from seamless_verl.runtime.run_description import RunDescription

@@ -8,8 +8,8 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-from seamless_verl.cli.commands import COMMANDS
-from seamless_verl.cli.text import write
+from seamless_verl.cli.main import COMMANDS
+from seamless_verl.cli.output import write
 from seamless_verl.errors import ConfigError, JournalError
 
 ABOUT = COMMANDS["view"]

@@ -15,8 +15,7 @@ from pyarrow import parquet
 from support.paths import child_environment
 from support.recipes import RECIPES, load
 
-from seamless_verl.cli.key_values import settings_first
-from seamless_verl.cli.main import make_parser
+from seamless_verl.cli.main import make_parser, settings_first
 from seamless_verl.tiny import make_tokenizer, supervised
 from seamless_verl.tools.compare.arms import parse_arms
 from seamless_verl.tools.compare.budget import select

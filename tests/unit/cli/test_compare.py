@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from seamless_verl.cli.key_values import settings_first
+from seamless_verl.cli.main import settings_first
 from seamless_verl.errors import ConfigError
 from seamless_verl.tools.compare.command import FLAGS, parse_seeds, split_job
 

@@ -9,8 +9,7 @@ import pytest
 from support.cli import Capture, error_line, journal_file
 from support.journal import open_journal, session_opened, write
 
-from seamless_verl.cli.commands import COMMANDS
-from seamless_verl.cli.main import main, make_parser
+from seamless_verl.cli.main import COMMANDS, main, make_parser
 from seamless_verl.journal import JournalReader
 
 

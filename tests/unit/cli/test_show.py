@@ -12,7 +12,7 @@ import pytest
 from support.cli import Capture, close_events, fill_journal, journal_file, output_lines, write_drifted_session
 from support.journal import open_journal, session_opened, write
 
-from seamless_verl.cli.text import escape, format_age
+from seamless_verl.cli.output import escape, format_age
 from seamless_verl.journal import Stage, StoredSession
 from seamless_verl.journal.recovery import rebuild_record
 from seamless_verl.trajectory.records import Finish

@@ -8,7 +8,7 @@ import shlex
 import pytest
 from support.mistakes import composed
 
-from seamless_verl.cli.key_values import settings_first
+from seamless_verl.cli.main import settings_first
 from seamless_verl.config.composing import composing
 from seamless_verl.config.mistakes import find_mistakes
 from seamless_verl.errors import ConfigError
