@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
-from seamless_verl.resources.host_memory import ENGINE_COPIES, PROCESSES, STAGED, HostPeak
-from seamless_verl.resources.memory import TRAINS
+from seamless_verl.resources.memory import ENGINE_COPIES, PROCESSES, STAGED, TRAINS, HostPeak
 from seamless_verl.resources.placement import ReplicaKind
 from seamless_verl.resources.plan import DevicePeak, Plan
 

@@ -13,8 +13,7 @@ from enum import Enum
 from typing import Any
 
 from seamless_verl.errors import IntegrityError
-from seamless_verl.resources.host_memory import HostPeak, host_peaks
-from seamless_verl.resources.memory import DeviceRoles, MemoryFacts, Peak, device_peak
+from seamless_verl.resources.memory import DeviceRoles, HostPeak, MemoryFacts, Peak, device_peak, host_peaks
 from seamless_verl.resources.parallel import ParallelSizes, ReplicaSizes
 from seamless_verl.resources.placement import (
     TRAINER_POOL,

@@ -114,7 +114,7 @@ class DeviceTime:
         self.nvml_busy = []
         started = time.monotonic()
         self.trace = Trace(unused_path(self.folder, "devices", TRACE), self.devices, started)
-        self.ledger = Ledger(self.devices, started, observers=[self.trace])
+        self.ledger = Ledger(self.devices, started, trace=self.trace)
 
     def close(self, label: str) -> dict[str, float]:
         """Closes a period; returns its metrics, after the ledger was found to add up."""

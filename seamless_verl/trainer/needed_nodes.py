@@ -24,7 +24,7 @@ from verl.workers.rollout import router
 
 from seamless_verl.config.planning import plan_by_tags
 from seamless_verl.platform.adaptation import rebound
-from seamless_verl.resources.nodes import needed_nodes
+from seamless_verl.resources.machines import needed_nodes
 from seamless_verl.trainer.cluster import cluster_nodes
 
 SPREADING = (agent_loop, reward_loop, common, router)  # modules that choose nodes through their name `ray`

@@ -12,9 +12,7 @@ from typing import Any
 
 import ray
 
-from seamless_verl.resources.clocks import ClockReading, describe_clock
-from seamless_verl.resources.machines import ClusterNode, Machine
-from seamless_verl.resources.nodes import describe_loss
+from seamless_verl.resources.machines import ClockReading, ClusterNode, Machine, describe_clock, describe_loss
 from seamless_verl.runtime.actor_death import ACTOR_GONE
 from seamless_verl.trainer.cluster import cluster_nodes
 

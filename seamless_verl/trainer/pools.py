@@ -28,8 +28,14 @@ from verl.single_controller.ray.base import RayResourcePool, ResourcePoolManager
 from verl.trainer.ppo.utils import Role
 
 from seamless_verl.errors import ConfigError
-from seamless_verl.resources.machines import ClusterNode, Machine, assign, describe_shortage, machines_of
-from seamless_verl.resources.nodes import describe_waiting
+from seamless_verl.resources.machines import (
+    ClusterNode,
+    Machine,
+    assign,
+    describe_shortage,
+    describe_waiting,
+    machines_of,
+)
 from seamless_verl.resources.plan import Plan
 from seamless_verl.resources.tags import KEY
 from seamless_verl.trainer.cluster import cluster_nodes, device_resource

@@ -9,7 +9,7 @@ from verl.trainer.ppo.v1.replay_buffer import ReplayBufferAsync
 
 from seamless_verl.agent_loops.assignments import TRAIN
 from seamless_verl.journal import GroupDecided, GroupOutcome
-from seamless_verl.resources.staleness import StalenessBound
+from seamless_verl.resources.ahead import StalenessBound
 from seamless_verl.runtime.sample_lengths import LengthRecord
 from seamless_verl.trainer.deferred_prompts import DEFERRED, put_aside
 

@@ -15,8 +15,7 @@ from support.paths import child_environment
 from support.resources import group, plan
 
 from seamless_verl.errors import ActorLostError, ConfigError
-from seamless_verl.resources.machines import machines_of
-from seamless_verl.resources.nodes import runner_node
+from seamless_verl.resources.machines import machines_of, runner_node
 from seamless_verl.trainer import placed_runner
 from seamless_verl.trainer.cluster import cluster_nodes
 from seamless_verl.trainer.deaths import DeathWatch

@@ -12,7 +12,7 @@ import pytest
 from support.ledger import stretches
 
 from seamless_verl.resources.ledger import DeviceUse
-from seamless_verl.resources.ledger.trace import COLUMN_OF, read_timeline
+from seamless_verl.tools.view.timeline import COLUMN_OF, read_timeline
 
 pytestmark = pytest.mark.integration
 WRITER = """
@@ -20,7 +20,7 @@ import sys, time
 from pathlib import Path
 from seamless_verl.resources.ledger import ActivityReport, DeviceUse, Ledger, Trace, UseSpan
 trace = Trace(Path(sys.argv[1]), ["d0", "d1"], 0.0)
-ledger = Ledger(["d0", "d1"], 0.0, observers=[trace])
+ledger = Ledger(["d0", "d1"], 0.0, trace=trace)
 for step in range(10**9):
     spans = [UseSpan(f"d{n % 2}", DeviceUse.ROLLOUT, step + n / 50, step + n / 50 + 0.01) for n in range(50)]
     ledger.add(ActivityReport("s", step + 1, tuple(spans)))

@@ -33,7 +33,7 @@ PURE = (
     "tools.bench.rewards.validation_curves",
     "tools.bench.journal",
     "algorithms.samplers",
-    *(f"resources.{name}" for name in ("ledger", "staleness", "lending")),
+    *(f"resources.{name}" for name in ("ledger", "ahead", "lending")),
     "tools.simulator.__main__",
     "tools.simulator.calibrate_command",
     "tools.simulator.optimize_command",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from seamless_verl.resources.ledger import Activity, ActivityReport, DeviceUse, Ledger, UseSpan
-from seamless_verl.resources.ledger.trace import read_events
+from seamless_verl.tools.view.timeline import read_events
 
 
 class Clock:

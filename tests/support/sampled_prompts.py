@@ -32,7 +32,7 @@ def trainer(name: str = "dars", **options: Any) -> Any:
     """A trainer with a buffer, data of six questions and no engines, in step 3."""
     from omegaconf import OmegaConf
 
-    from seamless_verl.resources.staleness import StalenessBound
+    from seamless_verl.resources.ahead import StalenessBound
     from seamless_verl.resources.tail_batching import TailBatching
     from seamless_verl.trainer.replay_buffer import SeamlessReplayBuffer
     from seamless_verl.trainer.trainer import SeamlessTrainer

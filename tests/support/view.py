@@ -72,7 +72,7 @@ def make_run(folder: Path) -> Path:
 def make_trace(run: Path) -> None:
     """One device that generates for four seconds, trains for four and waits for two."""
     trace = Trace(run / "devices.trace.json", ["train-0"], 0.0)
-    ledger = Ledger(["train-0"], 0.0, observers=[trace])
+    ledger = Ledger(["train-0"], 0.0, trace=trace)
     ledger.add(activity_report(span("rollout", 0, 4, "train-0"), span("train", 4, 8, "train-0")))
     ledger.close(10, "step 1")
 

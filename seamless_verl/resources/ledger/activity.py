@@ -43,21 +43,6 @@ class ClockOffset:
             raise ValueError(f"received={received!r} lies before sent={sent!r}: give both by the same monotonic clock")
         return cls(remote - (sent + received) / 2, (received - sent) / 2, received)
 
-    @classmethod
-    def measure(
-        cls, ask: Callable[[], float], *, trips: int = 5, clock: Callable[[], float] = time.monotonic
-    ) -> ClockOffset:
-        """The best of several round trips; `ask` returns the remote clock's time."""
-        if trips < 1:
-            raise ValueError(f"trips={trips!r}: the offset comes from at least one round trip")
-        return min((cls._trip(ask, clock) for _ in range(trips)), key=lambda trip: trip.error)
-
-    @classmethod
-    def _trip(cls, ask: Callable[[], float], clock: Callable[[], float]) -> ClockOffset:
-        sent = clock()
-        remote = ask()
-        return cls.of_round_trip(sent, remote, clock())
-
     def to_local(self, remote: float) -> float:
         """A time of the remote clock, by ours."""
         return remote - self.offset

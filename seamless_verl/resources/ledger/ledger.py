@@ -11,29 +11,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from math import isfinite
-from typing import Protocol
 
 from seamless_verl.resources.ledger.activity import BUSY, SAME_CLOCK, ActivityReport, ClockOffset, DeviceUse, UseSpan
-from seamless_verl.resources.ledger.device import DeviceLedger, HiddenSeconds
-from seamless_verl.resources.ledger.interval_set import Change, merge_by_kind
+from seamless_verl.resources.ledger.device import Change, DeviceLedger, HiddenSeconds, merge_by_kind
 from seamless_verl.resources.ledger.report import PREFIX, LedgerReport, check_closed, shares, totals
-
-
-class LedgerObserver(Protocol):
-    """Receives what the ledger counts, as it counts it; a `Trace` is one."""
-
-    def on_counted(self, device: str, kind: DeviceUse, start: float, end: float) -> None:
-        """A stretch was counted; those of a device follow each other without gap, idle ones included."""
-
-    def on_amended(self, device: str, change: Change) -> None:
-        """A stretch given to `on_counted` before counts differently now."""
-
-    def on_closed(self, report: LedgerReport, label: str) -> None:
-        """A period was closed."""
+from seamless_verl.resources.ledger.trace import Trace
 
 
 class Ledger:
-    """Device-seconds of a run from `started` on, a monotonic time; used by one thread.
+    """Device-seconds of a run from `started` on, a monotonic time; used by one thread. It writes its counts to `trace`.
 
     What a report says about time more than `keep_s` seconds before the last close is not counted, but named in
     `too_late`.
@@ -46,7 +32,7 @@ class Ledger:
         *,
         keep_s: float = 600.0,
         max_intervals: int = 10_000,
-        observers: Iterable[LedgerObserver] = (),
+        trace: Trace | None = None,
     ) -> None:
         if not devices or len(set(devices)) < len(devices):
             raise ValueError(f"devices={list(devices)!r}: name each device, once")
@@ -54,7 +40,7 @@ class Ledger:
             raise ValueError(f"keep_s={keep_s!r}, max_intervals={max_intervals!r}: give at least 0 seconds, 1 interval")
         self.started = self.closed = started
         self._devices = {name: DeviceLedger(name, started) for name in devices}
-        self._keep_s, self._max_intervals, self._observers = keep_s, max_intervals, tuple(observers)
+        self._keep_s, self._max_intervals, self._trace = keep_s, max_intervals, trace
         self._last_report_at: dict[str, float] = {}
         self._dropped = 0.0
         self.last_report: LedgerReport | None = None
@@ -76,7 +62,7 @@ class Ledger:
             self._last_report_at[report.source] = report.until
         self._dropped += sum(report.dropped.values())
         for device, device_ledger in self._devices.items():
-            self._notify_amended(device, device_ledger.add(report.source, spans[device], newest=newest))
+            self._trace_amended(device, device_ledger.add(report.source, spans[device], newest=newest))
 
     def source_lost(self, source: str, at: float | None = None) -> None:
         """The process of a source died at `at`, by the ledger's clock; None when that is not known.
@@ -98,10 +84,10 @@ class Ledger:
         else:
             self._last_report_at[source] = max(at, self._last_report_at.get(source, at))
         for device, device_ledger in self._devices.items():
-            self._notify_amended(device, device_ledger.source_lost(source, at))
+            self._trace_amended(device, device_ledger.source_lost(source, at))
 
     def close(self, until: float, label: str = "") -> LedgerReport:
-        """Counts up to `until` and reports the time since the last close; `label` is for the observers.
+        """Counts up to `until` and reports the time since the last close; `label` is for the trace.
 
         Raises ValueError when `until` lies before it; IntegrityError, at the end, unless the period's kinds add up.
         """
@@ -113,11 +99,11 @@ class Ledger:
         for device, slices in periods.items():
             for kind, begin, end in merge_by_kind(slices):
                 seconds[device][kind] += end - begin
-                for observer in self._observers:
-                    observer.on_counted(device, kind, begin, end)
+                if self._trace is not None:
+                    self._trace.counted(device, kind, begin, end)
         self.last_report = report = self._report(start, seconds)
-        for observer in self._observers:
-            observer.on_closed(report, label)
+        if self._trace is not None:
+            self._trace.closed(report, label)
         for device_ledger in self._devices.values():
             device_ledger.finalize(until - self._keep_s, self._max_intervals)
         report.check_integrity()
@@ -163,7 +149,7 @@ class Ledger:
         if span.kind not in BUSY or not float("-inf") < span.start <= span.end < float("inf"):
             raise ValueError(f"source {source!r}: {span!r} must be of {[*map(str, BUSY)]}, and start before it ends")
 
-    def _notify_amended(self, device: str, changes: Iterable[Change]) -> None:
-        for observer in self._observers:
+    def _trace_amended(self, device: str, changes: Iterable[Change]) -> None:
+        if self._trace is not None:
             for change in changes:
-                observer.on_amended(device, change)
+                self._trace.amended(device, change)

@@ -8,7 +8,6 @@ take it back for training.
 from __future__ import annotations
 
 from seamless_verl.errors import ConfigError
-from seamless_verl.resources.lending.fixed import Never, StepBoundary
 from seamless_verl.resources.lending.marginal import Marginal
 from seamless_verl.resources.lending.policy import (
     Assignment,
@@ -19,6 +18,8 @@ from seamless_verl.resources.lending.policy import (
     LendingPolicy,
     LendingReason,
     LendingView,
+    Never,
+    StepBoundary,
     Tag,
     Use,
 )

@@ -88,11 +88,7 @@ class RateCurve:
         return {str(bucket): list(point) for bucket, point in self._points.items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Also of a checkpoint of an earlier release, which kept no seconds."""
-        self._points = {}
-        for bucket, point in state.items():
-            at, rate, seconds = map(float, (*point, MEMORY_S)[:3])
-            self._points[int(bucket)] = at, rate, seconds
+        self._points = {int(bucket): (float(at), float(rate), float(s)) for bucket, (at, rate, s) in state.items()}
 
 
 class GroupInterval:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from seamless_verl.resources.ahead import AheadLevel
-from seamless_verl.resources.engine_use import EngineUse
+from seamless_verl.resources.ahead import AheadLevel, EngineUse
 from seamless_verl.resources.lending import Tag
 from seamless_verl.tools.simulator.cluster import VirtualCluster
 from seamless_verl.tools.simulator.device import SimulatedUse

@@ -9,7 +9,7 @@ from __future__ import annotations
 from bisect import insort
 
 from seamless_verl.errors import IntegrityError
-from seamless_verl.resources.staleness import StalenessBound
+from seamless_verl.resources.ahead import StalenessBound
 from seamless_verl.tools.simulator.engine import SimulatedGroup, SimulatedSample
 from seamless_verl.tools.simulator.workload import Turns
 

@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 
 from seamless_verl.resources.ledger.activity import DeviceUse
-from seamless_verl.resources.ledger.trace import END, Timeline, read_timeline
+from seamless_verl.resources.ledger.trace import END
+from seamless_verl.tools.view.timeline import Timeline, read_timeline
 
 MAX_LANES = 64
 WHOLE = 1000  # of a share

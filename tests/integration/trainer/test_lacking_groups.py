@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from seamless_verl.resources.staleness import StalenessBound
+from seamless_verl.resources.ahead import StalenessBound
 from seamless_verl.trainer.replay_buffer import SeamlessReplayBuffer
 
 pytestmark = pytest.mark.integration

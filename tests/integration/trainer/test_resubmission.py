@@ -15,7 +15,7 @@ from verl.trainer.ppo.v1 import trainer_base
 from verl.utils import tensordict_utils as tu
 
 from seamless_verl.agent_loops.manager import SeamlessAgentLoopManager
-from seamless_verl.resources.staleness import StalenessBound
+from seamless_verl.resources.ahead import StalenessBound
 from seamless_verl.resources.tail_batching import TailBatching
 from seamless_verl.trainer import deferred_prompts, prompt_submission, resubmission
 from seamless_verl.trainer.prompt_names import PromptNames, data_rows

@@ -227,7 +227,7 @@ def test_a_staged_version_is_as_large_as_the_memory_plan_says(nano: Path) -> Non
     import torch
     from safetensors.torch import load_file
 
-    from seamless_verl.resources.host_memory import staged_bytes
+    from seamless_verl.resources.memory import staged_bytes
     from seamless_verl.resources.model_facts import ModelFacts
     from seamless_verl.weights.staging import ALIGNED, StagingMemory
 

@@ -7,8 +7,7 @@ from support.ledger import activity_report, interval_count, make_ledger, seconds
 
 from seamless_verl.errors import IntegrityError
 from seamless_verl.resources.ledger import BUSY, ActivityReport, ClockOffset, DeviceUse
-from seamless_verl.resources.ledger.device import DeviceLedger
-from seamless_verl.resources.ledger.interval_set import IntervalSet, Slice, compare_sweeps, sweep
+from seamless_verl.resources.ledger.device import DeviceLedger, IntervalSet, Slice, compare_sweeps, sweep
 
 
 def test_idle_is_what_remains() -> None:

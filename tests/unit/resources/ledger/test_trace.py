@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 from support.ledger import activity_report, make_ledger, span, stretches
 
 from seamless_verl.resources.ledger import BUSY, DeviceUse, Ledger, Trace
-from seamless_verl.resources.ledger.trace import COLUMN_OF, read_events, read_timeline
+from seamless_verl.tools.view.timeline import COLUMN_OF, read_events, read_timeline
 
 
 def traced(folder: Path, devices: int = 2, **settings: Any) -> tuple[Ledger, Trace]:
     trace = Trace(folder / "trace.json", [f"d{n}" for n in range(devices)], 0.0)
-    return make_ledger(devices, observers=[trace], **settings), trace
+    return make_ledger(devices, trace=trace, **settings), trace
 
 
 def test_each_device_has_a_lane_and_each_step_a_stretch(tmp_path: Path) -> None:

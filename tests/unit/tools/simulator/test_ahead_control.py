@@ -7,8 +7,7 @@ from dataclasses import replace
 import pytest
 
 from seamless_verl.errors import ConfigError
-from seamless_verl.resources.ahead import WORTH, AheadLevel
-from seamless_verl.resources.engine_use import EngineUse
+from seamless_verl.resources.ahead import WORTH, AheadLevel, EngineUse
 from seamless_verl.tools.simulator.__main__ import make_parser, scenarios
 from seamless_verl.tools.simulator.scenario import Scenario, Scheduler
 from seamless_verl.tools.simulator.simulate import Simulation

@@ -14,7 +14,7 @@ from seamless_verl.tools.view.devices import MAX_LANES, WHOLE, Lanes, read_lanes
 def traced(folder: Path, devices: int) -> Path:
     """Ten seconds: the even devices train in the first five, the odd ones generate in the last five."""
     trace = Trace(folder / "devices.trace.json", [f"d{n}" for n in range(devices)], 0.0)
-    ledger = make_ledger(devices, observers=[trace])
+    ledger = make_ledger(devices, trace=trace)
     spans = [span(*(("rollout", 5, 10) if n % 2 else ("train", 0, 5)), f"d{n}") for n in range(devices)]
     ledger.add(activity_report(*spans))
     ledger.close(10, "step 1")
@@ -43,7 +43,7 @@ def test_a_lane_shows_what_its_device_did(tmp_path: Path) -> None:
 
 def test_what_came_after_the_last_step_is_no_step(tmp_path: Path) -> None:
     trace = Trace(tmp_path / "devices.trace.json", ["d0"], 0.0)
-    ledger = make_ledger(1, observers=[trace])
+    ledger = make_ledger(1, trace=trace)
     for until, label in ((10, "step 1"), (20, "step 2"), (21, END)):
         ledger.close(until, label)
     lanes = read(trace.path, columns=2)
