@@ -73,7 +73,6 @@ class Fleet:
         return self.slots.view
 
     def waiting_replicas(self) -> list[WaitingReplica]:
-        """All replicas, as they wait now."""
         return [replica.waiting(time.monotonic()) for replica in self._replicas.values()]
 
     def metrics(self) -> dict[str, float]:
@@ -176,12 +175,7 @@ class Fleet:
 
     async def pause(self, ids: Collection[str], mode: PauseMode) -> list[str]:
         """SERVING to PAUSED."""
-
-        async def run(replica: Replica) -> bool:
-            self._move(replica, PAUSED, "pause")
-            return await self._command(replica, replica.control.pause(mode))
-
-        return await self._each(ids, PAUSED, "pause", run)
+        return await self._each(ids, PAUSED, "pause", lambda replica: self._pause(replica, mode))
 
     async def resume(self, ids: Collection[str]) -> list[str]:
         """PAUSED to SERVING."""
@@ -191,17 +185,17 @@ class Fleet:
         """SERVING, PAUSED or STALE to RELEASED: its calls are cut, then its memory may be released."""
 
         async def run(replica: Replica) -> bool:
-            return await self._cut(replica) and await self._enter(replica, RELEASED, "release")
+            return await self._cut(replica) and self._move(replica, RELEASED, "release")
 
         return await self._each(ids, RELEASED, "release", run, pauses_first=True)
 
     async def reclaim(self, ids: Collection[str]) -> list[str]:
         """RELEASED to STALE: its memory is back, it needs new weights."""
-        return await self._each(ids, STALE, "reclaim", lambda replica: self._enter(replica, STALE, "reclaim"))
+        return await self._each(ids, STALE, "reclaim")
 
     async def begin_sync(self, ids: Collection[str]) -> list[str]:
         """PAUSED or STALE to SYNCING; requests frozen by a `keep` pause stay in the engine."""
-        return await self._each(ids, SYNCING, "begin_sync", lambda replica: self._enter(replica, SYNCING, "begin_sync"))
+        return await self._each(ids, SYNCING, "begin_sync")
 
     async def update_weights(self, ids: Collection[str], version: int, weights: Any) -> list[str]:
         """SERVING, PAUSED or STALE to SERVING with the committed weights: one command pauses, loads and resumes.
@@ -217,7 +211,7 @@ class Fleet:
                 self._move(replica, PAUSED, "pause")
             self._move(replica, SYNCING, "begin_sync")
             alive = await self._command(replica, replica.control.update_weights(version, weights))
-            return alive and await self._enter(replica, SERVING, "end_sync", version)
+            return alive and self._move(replica, SERVING, "end_sync", version)
 
         return await self._each(ids, SYNCING, "begin_sync", run, pauses_first=True)
 
@@ -235,7 +229,7 @@ class Fleet:
 
         async def run(replica: Replica) -> bool:
             alive = await self._command(replica, replica.control.abort_all())
-            return alive and await self._enter(replica, STALE, "fail_sync")
+            return alive and self._move(replica, STALE, "fail_sync")
 
         return await self._each(ids, STALE, "fail_sync", run)
 
@@ -269,20 +263,19 @@ class Fleet:
         check_equal(f"{name}: known version", replica.state in VERSIONED, replica.version is not None)
         check_equal(f"{name}: uncommitted versions", 0, max(0, (replica.version or 0) - self.committed))
 
+    async def _pause(self, replica: Replica, mode: PauseMode) -> bool:
+        self._move(replica, PAUSED, "pause")
+        return await self._command(replica, replica.control.pause(mode))
+
     async def _resume(self, replica: Replica, operation: str, version: int | None) -> bool:
         with self.slots.resuming(replica):
             alive = await self._command(replica, replica.control.resume())
-            return alive and await self._enter(replica, SERVING, operation, version)
-
-    async def _enter(self, replica: Replica, state: ReplicaState, operation: str, version: int | None = None) -> bool:
-        self._move(replica, state, operation, version)
-        return True
+            return alive and self._move(replica, SERVING, operation, version)
 
     async def _cut(self, replica: Replica) -> bool:
         """Makes the replica cut its requests, from any state; returns whether it is alive."""
         if replica.state is SERVING:
-            self._move(replica, PAUSED, "pause")
-            return await self._command(replica, replica.control.pause(PauseMode.ABORT))
+            return await self._pause(replica, PauseMode.ABORT)
         if replica.state in (PAUSED, SYNCING):
             return await self._command(replica, replica.control.abort_all())
         return replica.state is not DEAD
@@ -322,10 +315,12 @@ class Fleet:
         ids: Collection[str],
         goal: ReplicaState,
         operation: str,
-        run: Callable[[Replica], Awaitable[bool]],
+        run: Callable[[Replica], Awaitable[bool]] | None = None,
         *,
         pauses_first: bool = False,
     ) -> list[str]:
+        """Has all of these run this, or only change their state; returns those that did."""
+
         def check(replica: Replica) -> None:
             state = PAUSED if pauses_first and replica.state is SERVING else replica.state
             check_transition(replica.replica_id, state, goal, operation)
@@ -335,7 +330,7 @@ class Fleet:
                 if replica.state is DEAD:
                     return False
                 check(replica)
-                return await run(replica)
+                return self._move(replica, goal, operation) if run is None else await run(replica)
 
         replicas = [self._replica(replica_id) for replica_id in dict.fromkeys(ids)]
         for replica in replicas:
@@ -352,9 +347,10 @@ class Fleet:
             raise ValueError(f"replica={replica_id!r} is not in the fleet; there are {sorted(self._replicas)}")
         return self._replicas[replica_id]
 
-    def _move(self, replica: Replica, state: ReplicaState, operation: str, version: int | None = None) -> None:
+    def _move(self, replica: Replica, state: ReplicaState, operation: str, version: int | None = None) -> bool:
         self.slots.dropped(replica.move(state, operation, version))
         self._changed(replica, operation)
+        return True
 
     def _lose(self, replica: Replica, reason: str) -> None:
         self.slots.dropped(replica.move(DEAD, "lost"))

@@ -17,10 +17,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Coroutine, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from seamless_verl.errors import WeightsNotLoadedError
 from seamless_verl.rollout.engine import PauseMode
@@ -29,6 +30,7 @@ from seamless_verl.rollout.replica import DEAD, PAUSED, RELEASED, SERVING, STALE
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
+P = ParamSpec("P")
 COMMANDS = frozenset(
     {"pause", "resume", "quiesce", "release_memory", "reclaim_memory", "commit", "update_weights"}
     | {"begin_sync", "end_sync", "fail_sync", "lose"}
@@ -113,6 +115,18 @@ async def _nothing(*_: Any) -> bool:
     return False
 
 
+def command(
+    method: Callable[Concatenate[RolloutManager, Collection[str], P], Awaitable[T]],
+) -> Callable[Concatenate[RolloutManager, Collection[str], P], Coroutine[Any, Any, T]]:
+    """Makes a method a command for replicas: it runs alone, and again for those that came back meanwhile."""
+
+    @wraps(method)
+    async def run(manager: RolloutManager, ids: Collection[str], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return await manager.execute(ids, lambda: method(manager, ids, *args, **kwargs))
+
+    return run
+
+
 class RolloutManager:
     """The commands of one data plane.
 
@@ -152,46 +166,37 @@ class RolloutManager:
             finally:
                 await self._save_snapshot()
 
+    @command
     async def pause(self, ids: Collection[str], cut: Collection[str] = ()) -> dict[str, int]:
         """Training takes their devices: generation stops, their calls freeze in the engine until `resume`.
 
         Those of the replicas in `cut` are cut instead: they continue on others, or wait for a slot. Returns how many
         calls each had.
         """
+        self._train_on(self.snapshot.training | set(ids))
+        loads = self._loads(ids)
+        await self._forward("pause", ids)
+        await self.fleet.pause(self.in_state(cut, SERVING), PauseMode.ABORT)
+        await self._pause(ids)
+        return loads
 
-        async def run() -> dict[str, int]:
-            self._train_on(self.snapshot.training | set(ids))
-            loads = self._loads(ids)
-            await self._forward("pause", ids)
-            await self.fleet.pause(self.in_state(cut, SERVING), PauseMode.ABORT)
-            await self._pause(ids)
-            return loads
-
-        return await self._execute(ids, run)
-
+    @command
     async def resume(self, ids: Collection[str]) -> list[str]:
         """Their devices are free: paused replicas generate again; returns those that serve."""
+        self._end_quiesce(ids)
+        self._train_on(self.snapshot.training - set(ids))
+        paused = self.in_state(ids, PAUSED)
+        self._expect(paused)  # where one has not had its turn in an update
+        await self.fleet.resume(paused)
+        await self._forward("resume", ids)
+        return self.in_state(ids, SERVING)
 
-        async def run() -> list[str]:
-            self._end_quiesce(ids)
-            self._train_on(self.snapshot.training - set(ids))
-            paused = self.in_state(ids, PAUSED)
-            self._expect(paused)  # where one has not had its turn in an update
-            await self.fleet.resume(paused)
-            await self._forward("resume", ids)
-            return self.in_state(ids, SERVING)
-
-        return await self._execute(ids, run)
-
+    @command
     async def quiesce(self, ids: Collection[str]) -> list[str]:
         """Stops routing to these replicas; the first data plane sends it to the others before it stops them."""
-
-        async def run() -> list[str]:
-            self.snapshot.quiesced |= set(ids)
-            await self._pause(ids)
-            return self.in_state(ids, PAUSED)
-
-        return await self._execute(ids, run)
+        self.snapshot.quiesced |= set(ids)
+        await self._pause(ids)
+        return self.in_state(ids, PAUSED)
 
     async def release_memory(self, ids: Collection[str], order: int = 0) -> dict[str, int]:
         """Cuts their calls, which continue elsewhere or wait; then their memory may be released.
@@ -217,18 +222,15 @@ class RolloutManager:
         def record() -> None:
             self.snapshot.last_release = (order, dict(released))
 
-        return dict(await self._execute(ids, run, record))
+        return dict(await self.execute(ids, run, record))
 
+    @command
     async def reclaim_memory(self, ids: Collection[str]) -> list[str]:
         """Their memory is back, with weights of unknown version."""
-
-        async def run() -> list[str]:
-            self.snapshot.end_release(self.in_state(ids, DEAD))
-            await self.fleet.reclaim(self.in_state(ids, RELEASED))
-            await self._forward("reclaim_memory", ids)
-            return self.in_state(ids, STALE)
-
-        return await self._execute(ids, run)
+        self.snapshot.end_release(self.in_state(ids, DEAD))
+        await self.fleet.reclaim(self.in_state(ids, RELEASED))
+        await self._forward("reclaim_memory", ids)
+        return self.in_state(ids, STALE)
 
     async def commit(self, version: int) -> None:
         """Allows the weights of `version` to be served; a replica serves older ones until its update.
@@ -296,48 +298,39 @@ class RolloutManager:
                 await self._reconcile()
         return done, returns != self._returns
 
+    @command
     async def begin_sync(self, ids: Collection[str]) -> list[str]:
         """Pauses replicas whose weights the trainer then replaces; their calls freeze in the engine."""
+        await self._forward("quiesce", ids)
+        await self._pause(ids)
+        await self.fleet.begin_sync(self.in_state(ids, PAUSED, STALE))
+        self._end_quiesce(ids)
+        begun = self.in_state(ids, SYNCING)
+        self._expect_if_none_serves(begun)
+        await self._forward("begin_sync", begun)
+        return begun
 
-        async def run() -> list[str]:
-            await self._forward("quiesce", ids)
-            await self._pause(ids)
-            await self.fleet.begin_sync(self.in_state(ids, PAUSED, STALE))
-            self._end_quiesce(ids)
-            begun = self.in_state(ids, SYNCING)
-            self._expect_if_none_serves(begun)
-            await self._forward("begin_sync", begun)
-            return begun
-
-        return await self._execute(ids, run)
-
+    @command
     async def end_sync(self, ids: Collection[str], version: int) -> list[str]:
         """Ends a sync: they have the committed weights, and serve unless training has their device.
 
         Raises:
             ReplicaVersionError: `version` is not the committed one.
         """
+        await self.fleet.end_sync(self.in_state(ids, SYNCING), version)
+        self._end_quiesce(ids)
+        await self._pause(self.snapshot.training & set(ids))
+        await self._forward("end_sync", ids, version)
+        return self.in_state(ids, SERVING, PAUSED)
 
-        async def run() -> list[str]:
-            await self.fleet.end_sync(self.in_state(ids, SYNCING), version)
-            self._end_quiesce(ids)
-            await self._pause(self.snapshot.training & set(ids))
-            await self._forward("end_sync", ids, version)
-            return self.in_state(ids, SERVING, PAUSED)
-
-        return await self._execute(ids, run)
-
+    @command
     async def fail_sync(self, ids: Collection[str], reason: str = "") -> list[str]:
         """Ends a sync that failed: they are STALE, and their calls continue elsewhere."""
         logger.warning("%s could not load the weights: %s", ", ".join(ids), reason)
-
-        async def run() -> list[str]:
-            await self.fleet.fail_sync(self.in_state(ids, SYNCING))
-            self._end_quiesce(ids)
-            await self._forward("fail_sync", ids, reason)
-            return self.in_state(ids, STALE)
-
-        return await self._execute(ids, run)
+        await self.fleet.fail_sync(self.in_state(ids, SYNCING))
+        self._end_quiesce(ids)
+        await self._forward("fail_sync", ids, reason)
+        return self.in_state(ids, STALE)
 
     async def lose(self, ids: Collection[str]) -> None:
         """Closes the connections to these replicas: their calls continue elsewhere.
@@ -360,7 +353,7 @@ class RolloutManager:
         found = {view.replica_id for view in self.fleet.view if view.version == version}
         return [name for name in dict.fromkeys(ids) if name in found]
 
-    async def _execute(
+    async def execute(
         self, ids: Collection[str], run: Callable[[], Awaitable[T]], record: Callable[[], None] = lambda: None
     ) -> T:
         """Runs a command, and repeats it for replicas that came back meanwhile; `record` completes the snapshot."""
