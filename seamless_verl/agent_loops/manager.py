@@ -22,7 +22,7 @@ from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ
 
 from seamless_verl.agent_loops.assignments import Assignments, LostPrompts, RestartLimit, column, unended_prompts
 from seamless_verl.agent_loops.worker import STOP_S, SeamlessAgentLoopWorker
-from seamless_verl.runtime.actor_class import ActorClassWith
+from seamless_verl.platform.adaptation import ActorClassWith
 from seamless_verl.runtime.actor_death import ACTOR_GONE, last_line
 
 logger = logging.getLogger(__name__)

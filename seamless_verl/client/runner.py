@@ -25,7 +25,7 @@ from seamless_verl.agents.own_time import PausedFigures, PausedSeconds
 from seamless_verl.client.connection import GIVE_BACK_S, RunConnection
 from seamless_verl.client.messages import Heartbeat, RunStatus, TaskCompletion, TaskLease, TaskReturn
 from seamless_verl.errors import OutsideApiError, shorten
-from seamless_verl.runtime.json_values import to_json_value, to_text
+from seamless_verl.runtime.scores import to_json_value, to_text
 
 logger = logging.getLogger(__name__)
 HEARTBEATS = 3  # in the time that a lease lasts

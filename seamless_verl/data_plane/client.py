@@ -33,7 +33,7 @@ from seamless_verl.gateway.request_rules import RequestRules
 from seamless_verl.journal import GroupDecided
 from seamless_verl.rollout.observation import RolloutObservation, merged
 from seamless_verl.runtime.actor_death import ACTOR_GONE, death_reason
-from seamless_verl.runtime.whole_work import WholeWork
+from seamless_verl.runtime.process import WholeWork
 from seamless_verl.trajectory.account import DropReason
 from seamless_verl.trajectory.policies import GrammarTokens
 from seamless_verl.trajectory.session import Closed

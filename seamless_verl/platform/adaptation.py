@@ -83,3 +83,16 @@ def rebound(module: ModuleType, **names: Any) -> Iterator[None]:
 def plain_class(actor_class: Any) -> type:
     """The class behind `ray.remote`, which cannot itself be subclassed."""
     return getattr(actor_class, "__ray_actor_class__", actor_class)  # type: ignore[no-any-return]
+
+
+class ActorClassWith:
+    """Stands in for a Ray actor class: whoever starts it gives `more` arguments by name without knowing of them."""
+
+    def __init__(self, actor_class: Any, **more: Any) -> None:
+        self.actor_class, self.more = actor_class, more
+
+    def options(self, **options: Any) -> ActorClassWith:
+        return ActorClassWith(self.actor_class.options(**options), **self.more)
+
+    def remote(self, *arguments: Any, **named: Any) -> Any:
+        return self.actor_class.remote(*arguments, **named, **self.more)

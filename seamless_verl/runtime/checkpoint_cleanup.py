@@ -13,7 +13,6 @@ the effect of once.
 from __future__ import annotations
 
 import errno
-import json
 import logging
 import os
 import shutil
@@ -22,9 +21,11 @@ import traceback
 import uuid
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryFile
+
+import msgspec
 
 from seamless_verl.errors import CheckpointError
 from seamless_verl.runtime.checkpoint_marker import (
@@ -88,7 +89,7 @@ def register_run(folder: str, *, async_save: bool, seamless: bool) -> CleanupRep
     report = clean_up_dead_runs(path)
     supervisor = ProcessIdentity.of(os.getppid())  # this is its child
     run = CheckpointedRun(uuid.uuid4().hex[:12], str(path), async_save, seamless and not async_save, supervisor)
-    write_atomically(Path(os.environ[RUN_FILE]), json.dumps(asdict(run)))
+    write_atomically(Path(os.environ[RUN_FILE]), msgspec.json.encode(run).decode())
     if not run.marks_each_save:
         run.write_marker(path, None)
     return report
@@ -233,8 +234,4 @@ def looks_complete(folder: Path, manifest: bool) -> bool:
 
 def read_run(run_file: Path) -> CheckpointedRun | None:
     """The run registered in this file, None when there is none."""
-    if not run_file.is_file():
-        return None
-    values = json.loads(run_file.read_text())
-    supervisor = values.pop("supervisor")
-    return CheckpointedRun(**values, supervisor=None if supervisor is None else ProcessIdentity(**supervisor))
+    return msgspec.json.decode(run_file.read_bytes(), type=CheckpointedRun) if run_file.is_file() else None

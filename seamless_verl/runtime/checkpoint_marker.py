@@ -16,20 +16,24 @@ EXPIRED -> ALIVE, when only the file system was away.
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 import tempfile
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 import psutil
 
 from seamless_verl.runtime.files import write_atomically
 
 TRACKER = "latest_checkpointed_iteration.txt"
+RESUME_ANOTHER = (
+    "Set trainer.resume_mode=resume_path and trainer.resume_from_path to an earlier checkpoint, or "
+    "trainer.resume_mode=disable to begin anew"
+)
 REFRESH_S = 60.0  # between two refreshes of a marker
 EXPIRY_S = 15 * REFRESH_S  # without a refresh, after which another host's marker protects nothing
 ENDED = -1.0  # the start time of a process that has ended and whose exit code nobody has collected yet
@@ -88,9 +92,8 @@ class CheckpointMarker:
     steps: list[int]
     tracker: list[str | int] | None
     host: str
-    pid: int
-    processes: tuple[ProcessIdentity, ...] = ()  # that saves, and its supervisor; none in an older release's
-    async_save: bool = True  # when not known, its folders are left
+    processes: tuple[ProcessIdentity, ...]  # that saves, and its supervisor
+    async_save: bool
 
     @classmethod
     def of(
@@ -98,18 +101,15 @@ class CheckpointMarker:
     ) -> CheckpointMarker:
         steps, host, own = sorted(saved_steps(folder)), socket.gethostname(), ProcessIdentity.of(os.getpid())
         processes = (own,) if supervisor is None else (own, supervisor)
-        return cls(run, step, steps, tracker_state(folder), host, own.pid, processes, async_save)
+        return cls(run, step, steps, tracker_state(folder), host, processes, async_save)
 
     @classmethod
     def read(cls, path: Path) -> CheckpointMarker:
-        values = json.loads(path.read_text())
-        stored = values.pop("lives", [])  # the key of earlier releases
-        processes = tuple(ProcessIdentity(**process) for process in values.pop("processes", stored))
-        return cls(**values, processes=processes)
+        return msgspec.json.decode(path.read_bytes(), type=cls)
 
     def write(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        write_atomically(marker_file(folder, self.run), json.dumps(asdict(self)))
+        write_atomically(marker_file(folder, self.run), msgspec.json.encode(self).decode())
 
     @property
     def on_this_system(self) -> bool:
@@ -121,7 +121,7 @@ class CheckpointMarker:
         """Whether its run may still be saving."""
         if not self.on_this_system:
             return seconds_since_refresh(folder, self.run) < EXPIRY_S
-        return any(process.is_running for process in self.processes or (ProcessIdentity(self.pid, None, None),))
+        return any(process.is_running for process in self.processes)
 
     def begun_steps(self, folder: Path) -> set[int]:
         """The steps whose save began since the marker was written."""

@@ -7,20 +7,22 @@ it in a file beside the run file. The first one stays, and the supervisor writes
 from __future__ import annotations
 
 import errno
+import json
 import os
 import re
 import signal
 import traceback
 from contextlib import suppress
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 
 from seamless_verl.errors import SeamlessError, shorten
+from seamless_verl.runtime.checkpoint_marker import step_folder, tracker_state
 from seamless_verl.runtime.console import RUN_FILE
-from seamless_verl.runtime.resume_hint import ResumeSettings
 
 ENDED_EARLY = "The run ended early: "
-FILE = "cause.txt"  # beside the run file
+CAUSE, RESUME = "cause.txt", "resume.json"  # beside the run file
 LINES, CHARS = 12, 1200  # of a cause, at most: 20 lines are what a terminal shows with all that is below it
 FRAME = re.compile(r'File "(/.+)", line (\d+), in (\S+)')
 UNKNOWN = "no process of it has said why. Its last messages are above"
@@ -46,7 +48,7 @@ def keep_cause(cause: BaseException | str, run_file: Path | None = None) -> None
     with suppress(OSError), NamedTemporaryFile("w", dir=run_file.parent, encoding="utf-8") as file:
         file.write(text)
         file.flush()
-        os.link(file.name, run_file.with_name(FILE))  # fails if there is one
+        os.link(file.name, run_file.with_name(CAUSE))  # fails if there is one
 
 
 def describe(error: BaseException) -> str:
@@ -79,7 +81,7 @@ def driver_killed(number: int) -> str:
 def last_screen(run_file: Path) -> list[str]:
     """The lines for a run that ended early, by what its processes kept beside its run file."""
     try:
-        cause = run_file.with_name(FILE).read_text(encoding="utf-8")
+        cause = run_file.with_name(CAUSE).read_text(encoding="utf-8")
     except OSError:
         cause = UNKNOWN
     lines = cause.splitlines()
@@ -95,3 +97,39 @@ def how_to_go_on(run_file: Path) -> list[str]:
         return [] if settings is None else [settings.hint()]
     except OSError as error:
         return [f"The same command resumes from the last complete checkpoint. Which one it is cannot be read: {error}"]
+
+
+@dataclass(frozen=True)
+class ResumeSettings:
+    """`trainer.default_local_dir`, `resume_mode`, `resume_from_path` and `save_freq` of a run."""
+
+    checkpoints: str
+    mode: str
+    path: str | None
+    save_freq: int
+
+    def keep(self, run_file: Path) -> None:
+        run_file.with_name(RESUME).write_text(json.dumps(asdict(self)))
+
+    @classmethod
+    def of_run(cls, run_file: Path) -> ResumeSettings | None:
+        """What the run kept; None when it ended before."""
+        file = run_file.with_name(RESUME)
+        return cls(**json.loads(file.read_text())) if file.is_file() else None
+
+    def hint(self) -> str:
+        """One line for the user, by the last complete checkpoint that is there now."""
+        if self.mode == "resume_path":
+            return f"The same command begins again from trainer.resume_from_path={self.path}"
+        folder = Path(self.checkpoints)
+        state = tracker_state(folder)
+        step = int(state[0]) if state is not None and str(state[0]).isdigit() else None
+        if step is None:
+            more = "" if self.save_freq > 0 else "; with trainer.save_freq=N it saves every N steps, and resumes"
+            return f"There is no checkpoint in {folder}: the same command begins anew{more}"
+        if self.mode != "auto":
+            return (
+                f"trainer.resume_mode={self.mode}: the same command begins anew. With trainer.resume_mode=auto it "
+                f"resumes from step {step}, in {step_folder(folder, step)}"
+            )
+        return f"The same command resumes from step {step}, whose checkpoint is {step_folder(folder, step)}"

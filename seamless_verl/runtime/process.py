@@ -19,7 +19,7 @@ import select
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import Future
 from types import CoroutineType, FrameType
 from typing import Any, Generic, TypeVar
@@ -88,6 +88,25 @@ class BackgroundTask(Generic[T]):
 
     def result(self, *_: Any, **__: Any) -> T:
         return self.future.result()
+
+
+class WholeWork:
+    """Work of an event loop that is done whole, also when who waits for it is cancelled, and cancelled again."""
+
+    def __init__(self) -> None:
+        self._working: set[asyncio.Future[Any]] = set()
+
+    async def do(self, work: Coroutine[Any, Any, T]) -> T:
+        """Its result. A caller that is cancelled leaves at once, and the work goes on."""
+        task = asyncio.ensure_future(work)
+        self._working.add(task)
+        task.add_done_callback(self._working.discard)
+        return await asyncio.shield(task)
+
+    async def ended(self) -> None:
+        """Returns when all that is being done now has ended; its errors are its callers'."""
+        if self._working:
+            await asyncio.wait(self._working)
 
 
 def stack_report(loop: asyncio.AbstractEventLoop | None = None) -> str:

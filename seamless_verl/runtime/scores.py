@@ -3,21 +3,26 @@
 A score that is no finite number would make every weight NaN, and a zero in its place would be a wrong answer. So who
 asks for a score gets a float, or a ValueError that says what was given. Pure: arrays and tensors are known by their
 methods.
+
+What an agent returns besides its reward is sent to the run, whatever it is: `to_json_value` makes numbers and lists of
+NumPy's scalars and arrays, and a repr of what has no JSON form. Nothing is raised: a task must not end its runner.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from decimal import Decimal
 from numbers import Real
 from typing import Any
 
 from seamless_verl.errors import shorten
-from seamless_verl.runtime.json_values import to_json_value
 
 LARGEST = 3.4028234663852886e38  # of float32, in which a row has its score
 SHOWN_CHARS = 80  # of a value in a message
+MAX_DEPTH = 32  # of nesting; a list may also contain itself
+MAX_REPR = 1000  # characters of a value that has no JSON form
+SMALLEST_INT, LARGEST_INT = -(1 << 63), (1 << 64) - 1  # of the integers that the encoder writes
 
 
 def score_of(value: object) -> float:
@@ -80,3 +85,34 @@ def metric_values(values: Sequence[object], *, texts: bool = False) -> list[Any]
     if not texts or None not in numbers:
         return numbers
     return [None if value is None else str(value) for value in values]
+
+
+def to_json_value(value: object, depth: int = MAX_DEPTH) -> Any:
+    """The value with None, bool, int, float, str, list and dict only; a float that is not finite is None."""
+    try:
+        return _converted(value, depth)
+    except Exception:  # an object of the agent's own may raise anything, also in its repr
+        return f"<{type(value).__name__} that cannot be read>"
+
+
+def to_text(value: str) -> str:
+    """The text without halves of surrogate pairs, which are no characters."""
+    return value.encode("utf-8", "replace").decode()
+
+
+def _converted(value: object, depth: int) -> Any:
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, str):
+        return to_text(value)
+    if isinstance(value, int) and SMALLEST_INT <= value <= LARGEST_INT:
+        return int(value)
+    if isinstance(value, float):  # also numpy's float64
+        return float(value) if math.isfinite(value) else None
+    if depth > 0 and isinstance(value, Mapping):
+        return {to_text(str(key)): to_json_value(item, depth - 1) for key, item in value.items()}
+    if depth > 0 and isinstance(value, list | tuple | Set):
+        return [to_json_value(item, depth - 1) for item in value]
+    if depth > 0 and callable(tolist := getattr(value, "tolist", None)):  # numpy's other scalars, and arrays
+        return to_json_value(tolist(), depth - 1)
+    return to_text(repr(value)[:MAX_REPR])

@@ -6,6 +6,11 @@
 that is not finite, text for anything else. A step may have two lines, as with a checkpoint, before which what is known
 is written; read together, the later value of a metric counts.
 
+What commands count in them stands here too: response tokens, and the reward of a validation. verl names a metric of it
+`val-core/<data source>/<variable>/mean@<n>`, n being the samples of a prompt, or `val-aux/...`. `reward` is there for
+every source: core unless the source has `acc`, and with the most samples. The reward of a validation is the mean over
+the sources, in which each counts alike, however many prompts it has.
+
 Invariants: each line is written whole and flushed at once, in the order of steps; a resumed run continues the file
 after dropping what lies beyond its checkpoint.
 """
@@ -13,14 +18,22 @@ after dropping what lies beyond its checkpoint.
 from __future__ import annotations
 
 import math
+import re
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from numbers import Real
 from pathlib import Path
+from statistics import mean
+from typing import Any
 
 from seamless_verl.runtime.files import JsonLines, whole_rows
 
 FILE = "metrics.jsonl"
+TOKENS, RESPONSE, PROMPT = "perf/total_num_tokens", "response_length/mean", "prompt_length/mean"
+COUNTED = "response tokens that were trained, tools' answers included and prompts not"
+REWARD = re.compile(r"(?P<section>val[\w-]*)/(?:(?P<source>.+)/)?reward/mean@(?P<samples>\d+)")
+CORE = "val-core"
 
 
 @dataclass(frozen=True)
@@ -80,3 +93,33 @@ def plain(value: object) -> object:
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     return value if value is None or isinstance(value, bool | int | str) else str(value)
+
+
+def response_tokens(metrics: Mapping[str, object]) -> float:
+    """Of a step's metrics as verl logs them: its tokens by the mean lengths of prompts and responses; 0 without."""
+    tokens, response, prompt = (
+        float(value) if isinstance(value := metrics.get(name), Real) else 0.0 for name in (TOKENS, RESPONSE, PROMPT)
+    )
+    return tokens * response / (response + prompt) if response + prompt else 0.0
+
+
+def reward_metrics(names: Iterable[str]) -> list[str]:
+    """The name of each data source's mean reward, in the order of the sources' names; none without a validation."""
+    found = dict[str, tuple[tuple[bool, int], str]]()
+    for name in names:
+        if (match := REWARD.fullmatch(name)) is not None:
+            rank = match["section"] == CORE, int(match["samples"])
+            source = match["source"] or ""
+            found[source] = max(found.get(source, (rank, name)), (rank, name))
+    return [found[source][1] for source in sorted(found)]
+
+
+def validation_reward(metrics: Mapping[str, Any]) -> tuple[float | None, str]:
+    """The mean of the sources' rewards, and of which metrics; (None, "") in a step without a validation."""
+    names = [name for name in reward_metrics(metrics) if isinstance(metrics[name], Real)]
+    return (mean(float(metrics[name]) for name in names), mean_words(names)) if names else (None, "")
+
+
+def mean_words(names: list[str]) -> str:
+    """Of which metrics it is the mean: the name of the only one, or all of them."""
+    return names[0] if len(names) == 1 else f"the mean of {', '.join(names[:-1])} and {names[-1]}"

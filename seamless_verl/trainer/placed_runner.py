@@ -18,8 +18,8 @@ from seamless_verl.config.environment import variables_of
 from seamless_verl.config.planning import plan_by_tags
 from seamless_verl.config.schema import SeamlessConfig
 from seamless_verl.errors import ActorLostError
+from seamless_verl.platform.adaptation import ActorClassWith
 from seamless_verl.resources.machines import ClusterNode, Machine, describe_loss, runner_node
-from seamless_verl.runtime.actor_class import ActorClassWith
 from seamless_verl.runtime.actor_death import last_line
 from seamless_verl.trainer.cluster import cluster_nodes
 from seamless_verl.trainer.pools import TagPools

@@ -14,8 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from seamless_verl.runtime.response_tokens import response_tokens
-from seamless_verl.runtime.validation_reward import validation_reward
+from seamless_verl.runtime.step_metrics import response_tokens, validation_reward
 
 REWARD, SECONDS, CHECKPOINT = "critic/score/mean", "perf/time_per_step", "timing_s/save_checkpoint"
 FAILED, UNSCORED = "sessions/failed", "seamless/validation/unscored"

@@ -26,8 +26,7 @@ from verl.utils.debug import marked_timer
 from seamless_verl.agent_loops.rows import has_old_logprobs
 from seamless_verl.journal import GroupOutcome
 from seamless_verl.runtime.checkpoint_cleanup import marked_save, remove_emptied
-from seamless_verl.runtime.checkpoint_marker import step_folder
-from seamless_verl.runtime.finite_checkpoint import RESUME_ANOTHER, record_finite
+from seamless_verl.runtime.checkpoint_marker import RESUME_ANOTHER, step_folder
 from seamless_verl.runtime.process import freeze_imports
 from seamless_verl.runtime.scores import by_score, metric_values
 from seamless_verl.trainer.advantage_trainer import TRAIN_ALL, AdvantageTrainer
@@ -147,7 +146,6 @@ class SeamlessTrainer(AdvantageTrainer):
 
     def _save_own_state(self, checkpoint: Path) -> None:
         checkpoint.mkdir(parents=True, exist_ok=True)
-        record_finite(checkpoint)
         save_scheduling(checkpoint, self.lending, self.ahead, self.tail)
         self.names.save(checkpoint)
         if self.prompt_sampling is not None:

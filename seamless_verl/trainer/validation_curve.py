@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from seamless_verl.runtime.files import JsonLines
-from seamless_verl.runtime.validation_reward import validation_reward
+from seamless_verl.runtime.step_metrics import validation_reward
 
 FILE = "validation_curve.jsonl"
 TITLE = "validation curve"

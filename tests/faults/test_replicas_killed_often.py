@@ -23,7 +23,7 @@ from support.job import AGENT, SEAMLESS, Job
 from support.job_ends import leftovers
 from support.replicas import servers
 
-from seamless_verl.runtime.response_tokens import response_tokens
+from seamless_verl.runtime.step_metrics import response_tokens
 from seamless_verl.trajectory.account import DropReason
 
 KILLS = int(os.environ.get("SEAMLESS_REPLICA_KILLS", "2"))

@@ -17,7 +17,7 @@ from seamless_verl.resources.lending.policy import LendingReason
 from seamless_verl.rollout.replica import ReplicaState
 from seamless_verl.rollout.restarts import LossReason, RestartStage
 from seamless_verl.rollout.routing import PrefixAffinity
-from seamless_verl.runtime.response_tokens import PROMPT, RESPONSE, TOKENS
+from seamless_verl.runtime.step_metrics import PROMPT, RESPONSE, TOKENS
 from seamless_verl.runtime.waits import WaitKind
 from seamless_verl.tools.view.metrics import CHARTS
 from seamless_verl.trainer.run_waits import SETTINGS

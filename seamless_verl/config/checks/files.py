@@ -29,7 +29,6 @@ from seamless_verl.resources.memory_fit import gigabytes
 from seamless_verl.resources.model_facts import ModelFacts
 from seamless_verl.runtime.checkpoint_marker import saved_steps, step_folder, tracked_step
 from seamless_verl.runtime.fields import nearest
-from seamless_verl.runtime.finite_checkpoint import RESUME_ANOTHER, weights_not_finite
 from seamless_verl.runtime.locks import is_locked, lock_file
 
 FILE_KEYS = ("data.train_files", "data.val_files")
@@ -214,7 +213,6 @@ NAMES = {"FSDP": "dp", "Megatron": "megatron"}
 LOADED = ("model", "optimizer", "extra")
 SAVED_BYTES = {"model": 2, "hf_model": 2, "optimizer": 12}  # of a parameter: bf16; in fp32 its value and two moments
 ELSEWHERE = f"{FOLDER} to another folder, or {MODE}=disable"
-NOT_FINITE = "has weights that are not finite numbers, in"
 USE_ANOTHER = f"Wait for it or stop it, or set {FOLDER} to another folder"
 
 
@@ -311,9 +309,6 @@ def _newest(settings: Settings) -> list[Problem]:
     with looking_at(FOLDER, folder, newest.name):
         if not (newest / "actor").is_dir():
             return [_without_actor(folder, newest)]
-        if (weights := weights_not_finite(newest)) is not None:
-            reason = f"its newest checkpoint, from which the run would resume, {NOT_FINITE} {weights}"
-            return [Problem(FOLDER, folder, reason, RESUME_ANOTHER)]
         engine = _engine_of(newest / "actor")
     strategy = settings.text("actor_rollout_ref.actor.strategy", "")
     loads = settings.get("actor_rollout_ref.actor.checkpoint.load_contents", LOADED)
@@ -365,8 +360,6 @@ def _checkpoint(path: str) -> None:
         raise ConfigError(PATH, path, "there is no such folder", _instead(os.path.dirname(folder)) or _way_out())
     if not os.path.isdir(os.path.join(folder, "actor")):
         raise ConfigError(PATH, path, "is no checkpoint: it has no folder actor", _way_out())
-    if (weights := weights_not_finite(Path(folder))) is not None:
-        raise ConfigError(PATH, path, f"{NOT_FINITE} {weights}", RESUME_ANOTHER)
 
 
 def _instead(folder: str) -> str | None:

@@ -15,8 +15,7 @@ from statistics import mean, median
 from typing import Any
 
 from seamless_verl.errors import ConfigError
-from seamless_verl.runtime.response_tokens import RESPONSE, response_tokens
-from seamless_verl.runtime.validation_reward import validation_reward
+from seamless_verl.runtime.step_metrics import RESPONSE, response_tokens, validation_reward
 
 REWARD = "critic/score/mean"
 STALENESS_MEAN = "training/off_policy/trajectory_staleness_worst/mean"  # of each sample's oldest tokens

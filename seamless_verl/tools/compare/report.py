@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from seamless_verl.runtime.response_tokens import COUNTED
+from seamless_verl.runtime.step_metrics import COUNTED
 from seamless_verl.runtime.tables import text_table
 from seamless_verl.tools.compare.comparison import Comparison
 from seamless_verl.tools.compare.differences import Difference

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from seamless_verl.resources.ledger import DeviceUse
-from seamless_verl.runtime.step_metrics import FILE, StepRow, read_steps
-from seamless_verl.runtime.validation_reward import CORE, reward_metrics
+from seamless_verl.runtime.step_metrics import CORE, FILE, StepRow, read_steps, reward_metrics
 
 MAX_POINTS = 2000  # steps of a chart
 

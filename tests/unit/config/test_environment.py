@@ -8,7 +8,7 @@ from omegaconf import OmegaConf
 
 from seamless_verl.config.checks.agents import LOOPS
 from seamless_verl.config.environment import variables_of
-from seamless_verl.runtime.actor_class import ActorClassWith
+from seamless_verl.platform.adaptation import ActorClassWith
 
 
 def test_what_the_file_of_agent_loops_reads_and_is_set_here(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import os
 import resource
 import socket
 import time
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -65,7 +65,8 @@ def interrupted_save(folder: Path, step: int, *, empty_tracker: bool = False, fi
 
 def other_run(folder: Path, step: int | None, *, pid: int, host: str | None = None) -> None:
     """Another run's marker, made before anything was saved."""
-    CheckpointMarker("other", step, [], None, host or socket.gethostname(), pid).write(folder)
+    process = ProcessIdentity(pid, None, ProcessIdentity.of(os.getpid()).system)
+    CheckpointMarker("other", step, [], None, host or socket.gethostname(), (process,), True).write(folder)
 
 
 def on_another_system(process: ProcessIdentity) -> ProcessIdentity:
@@ -74,7 +75,7 @@ def on_another_system(process: ProcessIdentity) -> ProcessIdentity:
 
 def test_a_marker_whose_supervisor_lives_is_left_to_it(tmp_path: Path, run_file: Path) -> None:
     me, dead = ProcessIdentity.of(os.getpid()), ProcessIdentity(DEAD, 1.0, ProcessIdentity.of(os.getpid()).system)
-    marker = CheckpointMarker("other", 6, [], None, socket.gethostname(), DEAD, (dead, me), False)
+    marker = CheckpointMarker("other", 6, [], None, socket.gethostname(), (dead, me), False)
     save(tmp_path, 6, finish=False)
     marker.write(tmp_path)
     assert register_run(str(tmp_path), seamless=True, async_save=False) == CleanupReport() and saved_steps(
@@ -88,7 +89,7 @@ def test_a_marker_from_elsewhere_protects_while_it_is_refreshed(tmp_path: Path, 
     start(tmp_path)
     interrupted_save(tmp_path, 6)
     me = on_another_system(ProcessIdentity.of(os.getpid()))
-    CheckpointMarker("other", 6, [], None, socket.gethostname(), me.pid, (me,), False).write(tmp_path)
+    CheckpointMarker("other", 6, [], None, socket.gethostname(), (me,), False).write(tmp_path)
     assert clean_up_run(run_file) == CleanupReport()
     other, now = marker_file(tmp_path, "other"), time.time()
     os.utime(other, (now, now - EXPIRY_S - 5))
@@ -118,28 +119,6 @@ def test_a_run_refreshes_its_marker_while_it_saves(tmp_path: Path, run_file: Pat
         marker.unlink()  # as between saves: nothing is made anew
         time.sleep(0.05)
     assert time.monotonic() < deadline and not marker.exists()
-
-
-def test_a_marker_without_processes_is_read_and_its_folders_are_left(tmp_path: Path, run_file: Path) -> None:
-    save(tmp_path, 6, finish=False)
-    old = {"run": "old", "step": 6, "steps": [], "tracker": None, "host": socket.gethostname(), "pid": DEAD}
-    marker_file(tmp_path, "old").write_text(json.dumps(old))
-    assert register_run(str(tmp_path), seamless=True, async_save=False) == CleanupReport() and saved_steps(
-        tmp_path
-    ) == {6}
-    assert not marker_file(tmp_path, "old").exists()
-
-
-def test_a_marker_of_an_earlier_release_is_cleaned_up_after(tmp_path: Path, run_file: Path) -> None:
-    """It names the processes by another key."""
-    save(tmp_path, 6, finish=False)
-    dead = ProcessIdentity(DEAD, 1.0, ProcessIdentity.of(os.getpid()).system)
-    marker = CheckpointMarker("old", 6, [], None, socket.gethostname(), DEAD, (dead,), False)
-    values = asdict(marker)
-    values["lives"] = values.pop("processes")
-    marker_file(tmp_path, "old").write_text(json.dumps(values))
-    assert CheckpointMarker.read(marker_file(tmp_path, "old")) == marker
-    assert register_run(str(tmp_path), seamless=True, async_save=False).removed == (tmp_path / "global_step_6",)
 
 
 def test_a_finished_save_leaves_no_marker_and_an_unsupervised_one_makes_none(

@@ -15,13 +15,13 @@ from seamless_verl.runtime.console import RUN_FILE
 from seamless_verl.runtime.last_screen import (
     LINES,
     UNKNOWN,
+    ResumeSettings,
     describe,
     driver_killed,
     keep_cause,
     last_screen,
     stopped_by,
 )
-from seamless_verl.runtime.resume_hint import ResumeSettings
 
 
 def through_actors(error: Exception, times: int) -> BaseException:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from seamless_verl.runtime.validation_reward import reward_metrics, validation_reward
+from seamless_verl.runtime.step_metrics import reward_metrics, validation_reward
 
 
 def test_with_several_data_sources_it_is_the_mean_of_theirs() -> None:

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from seamless_verl.runtime.whole_work import WholeWork
+from seamless_verl.runtime.process import WholeWork
 
 
 async def test_the_work_goes_on_when_its_caller_is_cancelled_and_can_be_waited_for() -> None:

@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from statistics import mean
 from typing import Any
 
+from seamless_verl.runtime.step_metrics import validation_reward
 from seamless_verl.runtime.tables import text_table
-from seamless_verl.runtime.validation_reward import validation_reward
 from seamless_verl.tools.compare.figures import LAST
 from seamless_verl.tools.compare.outcome import RewardTest
 from seamless_verl.tools.compare.statistics import MeanOfRuns

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from seamless_verl.runtime.json_values import to_json_value
+from seamless_verl.runtime.scores import to_json_value
 
 
 class Unreadable:
