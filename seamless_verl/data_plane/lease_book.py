@@ -130,16 +130,6 @@ class TaskResult:
     error: str = ""
 
 
-@dataclass(frozen=True)
-class GivenTask:
-    """A task that a runner has, how often it was given, and the session that its agent runs on."""
-
-    order: TaskOrder
-    attempts: int
-    session_id: str
-    key: str
-
-
 class LeaseBook:
     """All tasks of one data plane.
 

@@ -14,10 +14,8 @@ from seamless_verl.client.messages import (
     LeaseReply,
     LeaseRequest,
     TaskCompletion,
-    TaskLease,
     TaskReturn,
 )
-from seamless_verl.data_plane.lease_book import GivenTask
 from seamless_verl.data_plane.lease_record import event
 from seamless_verl.data_plane.runner_tasks import RunnerTasks
 from seamless_verl.errors import LeaseError, shorten
@@ -56,11 +54,13 @@ class RunnerRequests:
             case "POST", ["leases", lease_id, "heartbeat"]:
                 return Heartbeat(*self._tasks.extend(lease_id))
             case "POST", ["leases", lease_id, "complete"]:
-                return await self._complete(lease_id, read_body(body, TaskCompletion))
+                await self._complete(lease_id, read_body(body, TaskCompletion))
             case "POST", ["leases", lease_id, "return"]:
                 given = read_body(body, TaskReturn)
-                return await self._tasks.take_back(lease_id, given.reason, refused=given.refused)
-        raise ApiError(ErrorCode.NOT_FOUND, f"Nothing is served at {method} {path}")
+                await self._tasks.take_back(lease_id, given.reason, refused=given.refused)
+            case _:
+                raise ApiError(ErrorCode.NOT_FOUND, f"Nothing is served at {method} {path}")
+        return None
 
     async def _lease(self, request: LeaseRequest) -> LeaseReply:
         if request.protocol != PROTOCOL:
@@ -70,8 +70,7 @@ class RunnerRequests:
         if await self._tasks.end_given(lease_id):
             raise ApiError(ErrorCode.LEASE_ENDED, "A lease of this id was given. Ask with a new id", param="lease_id")
         wait_s = min(request.wait_s, WAIT_S)
-        given = await self._tasks.lease(lease_id, request.runner, frozenset(request.agents), wait_s)
-        return LeaseReply(None if given is None else lease_of(lease_id, given))
+        return LeaseReply(await self._tasks.lease(lease_id, request.runner, frozenset(request.agents), wait_s))
 
     async def _complete(self, lease_id: str, completion: TaskCompletion) -> None:
         if completion.reward is not None:
@@ -81,22 +80,6 @@ class RunnerRequests:
                 raise ApiError(ErrorCode.MALFORMED, f"reward: {error}. Give one, or null", param="reward") from error
         if not await self._tasks.complete(lease_id, msgspec.to_builtins(completion)):
             raise ApiError(ErrorCode.LEASE_ENDED, "The run no longer wants the task", param="lease_id")
-
-
-def lease_of(lease_id: str, given: GivenTask) -> TaskLease:
-    """The message to the runner that has it."""
-    order = given.order
-    return TaskLease(
-        lease_id,
-        order.task_id,
-        order.terms.agent,
-        given.attempts,
-        order.task,
-        given.session_id,
-        given.key,
-        order.time_limit_s,
-        order.terms.lease_s,
-    )
 
 
 def read_body(body: dict[str, Any], kind: type[T]) -> T:

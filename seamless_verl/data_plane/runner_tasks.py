@@ -20,10 +20,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
+from seamless_verl.client.messages import TaskLease
 from seamless_verl.data_plane.earlier_sessions import SAMPLE, STEP, BegunAgain, Place, place_of, run_of, without_calls
 from seamless_verl.data_plane.lease_book import (
     DONE,
@@ -34,7 +35,6 @@ from seamless_verl.data_plane.lease_book import (
     UNCLAIMED,
     WITHDRAWN,
     EndedLease,
-    GivenTask,
     LeaseBook,
     LeasedTask,
     TaskOrder,
@@ -97,65 +97,6 @@ class TaskPolls:
         return len(self._waiting)
 
 
-class LeaseExpiry:
-    """Waits for the next deadline of the book; `ended` does what follows from those that are over.
-
-    `now` is the clock of the book, by default one that stands still while this process cannot hear the runners.
-    `on_failure` gets the error that ends the wait.
-    """
-
-    def __init__(
-        self,
-        leases: LeaseBook,
-        ended: Callable[[Sequence[EndedLease]], Awaitable[None]],
-        *,
-        now: Callable[[], float] | None,
-        on_failure: Callable[[BaseException], None],
-    ) -> None:
-        self._leases, self._ended, self._on_failure = leases, ended, on_failure
-        self._awake = AwakeTime()
-        self.now = now or self._awake
-        self.sooner = asyncio.Event()
-        self._until: float | None = None  # when it looks next
-        self._tasks: list[asyncio.Task[None]] = []
-
-    def start(self) -> None:
-        self._tasks = [
-            asyncio.create_task(self._awake.run(), name="clock of leases"),
-            asyncio.create_task(self._expire(), name="expiry of leases"),
-        ]
-        for task in self._tasks:
-            task.add_done_callback(self._task_ended)
-
-    async def stop(self) -> None:
-        """Nothing expires any more."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-
-    def wake(self) -> None:
-        """Has it look again if a deadline is sooner than the one that it waits for."""
-        deadline = self._leases.next_deadline()
-        if deadline is not None and (self._until is None or deadline < self._until):
-            self.sooner.set()
-
-    async def _expire(self) -> None:
-        while True:
-            if expired := self._leases.expire(self.now()):
-                await self._ended(expired)
-            self.sooner.clear()
-            self._until = self._leases.next_deadline()
-            try:
-                async with asyncio.timeout(None if self._until is None else max(0.0, self._until - self.now())):
-                    await self.sooner.wait()
-            except TimeoutError:
-                pass  # it is the time of a deadline
-
-    def _task_ended(self, task: asyncio.Task[None]) -> None:
-        if not task.cancelled() and (error := task.exception()) is not None:
-            self._on_failure(error)
-
-
 class LeaseSessions:
     """The session of each lease that is not over, also of one whose result waits, and its task.
 
@@ -212,7 +153,11 @@ class LeaseSessions:
 
 
 class RunnerTasks:
-    """The tasks of one data plane; `now` and `on_failure` are those of `LeaseExpiry`."""
+    """The tasks of one data plane.
+
+    `now` is the clock of their leases, by default one that stands still while this process cannot hear the runners;
+    `on_failure` gets an error of the journal, and the one that ends the expiry of leases.
+    """
 
     def __init__(
         self,
@@ -222,8 +167,11 @@ class RunnerTasks:
         on_failure: Callable[[BaseException], None],
     ) -> None:
         self.sessions, self.leases, self._on_failure = sessions, LeaseBook(), on_failure
-        self.expiry = LeaseExpiry(self.leases, self._attempts_ended, now=now, on_failure=on_failure)
-        self._now = self.expiry.now
+        self.awake = AwakeTime()
+        self._now = now or self.awake
+        self.sooner = asyncio.Event()  # a deadline is sooner than the one that the expiry waits for
+        self._until: float | None = None  # that one
+        self._background: list[asyncio.Task[None]] = []
         self._orders: dict[str, TaskOrder] = {}
         self._results: dict[str, asyncio.Future[TaskResult]] = {}
         self.lease_sessions = LeaseSessions(sessions)
@@ -253,7 +201,9 @@ class RunnerTasks:
         if not restarted:
             await self.record(event(BEGUN, "", {}), *(found for live in self.restored for found in live.events()))
         self._started.set()
-        self.expiry.start()
+        for name, work in (("clock of leases", self.awake.run()), ("expiry of leases", self._expire())):
+            self._background.append(asyncio.create_task(work, name=name))
+            self._background[-1].add_done_callback(self._background_ended)
 
     def _restore(self, live: LiveLease) -> None:
         self.leases.restore(live.task_id, live.terms, live.lease_id, live.runner, live.attempt, self._now())
@@ -266,8 +216,14 @@ class RunnerTasks:
 
     async def stop(self) -> None:
         """Ends the expiry; leases that runners still hold are of no use to them."""
-        await self.expiry.stop()
+        for task in self._background:
+            task.cancel()
+        await asyncio.gather(*self._background, return_exceptions=True)
         await self._work.ended()
+
+    def _background_ended(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._on_failure(error)
 
     def end_polls(self) -> None:
         """Runners that wait for a task get none, and ask again in vain: the run is over."""
@@ -373,7 +329,7 @@ class RunnerTasks:
             await self._work.do(self._give_back(lease_id))
         return known
 
-    async def lease(self, lease_id: str, runner: str, agents: frozenset[str], wait_s: float) -> GivenTask | None:
+    async def lease(self, lease_id: str, runner: str, agents: frozenset[str], wait_s: float) -> TaskLease | None:
         """Gives a task of these agents to a runner, and opens its session; None if there is none for so long.
 
         Raises:
@@ -383,7 +339,7 @@ class RunnerTasks:
         if task_id is None:
             return None
         self.leases.lease(task_id, lease_id, runner, self._now())
-        self.expiry.wake()
+        self._wake_expiry()
         beginning = asyncio.ensure_future(self._begin(self._orders[task_id], self.leases[task_id], lease_id))
         try:
             return await asyncio.shield(beginning)
@@ -408,7 +364,7 @@ class RunnerTasks:
         except TimeoutError:
             return None
 
-    async def _begin(self, order: TaskOrder, task: LeasedTask, lease_id: str) -> GivenTask | None:
+    async def _begin(self, order: TaskOrder, task: LeasedTask, lease_id: str) -> TaskLease | None:
         """Opens the session of a lease and records both; None if the lease ends meanwhile."""
         opening = {**order.opening, "metadata": {**order.opening.get("metadata", {}), TASK: order.task_id}}
         opened = await self.sessions.open(opening)
@@ -418,7 +374,19 @@ class RunnerTasks:
         self.lease_sessions.add(lease_id, order.task_id, opened["session_id"])
         lease = LiveLease(lease_id, task.task_id, opened["session_id"], task.runner, task.attempts, task.terms)
         await self.record(*lease.events())
-        return GivenTask(order, task.attempts, opened["session_id"], opened["key"]) if task.has(lease_id) else None
+        if not task.has(lease_id):
+            return None
+        return TaskLease(
+            lease_id,
+            order.task_id,
+            order.terms.agent,
+            task.attempts,
+            order.task,
+            opened["session_id"],
+            opened["key"],
+            order.time_limit_s,
+            order.terms.lease_s,
+        )
 
     def extend(self, lease_id: str) -> tuple[float, float]:
         """Its runner lives: the seconds of its lease from now on, and those for which its session's calls have waited.
@@ -543,7 +511,25 @@ class RunnerTasks:
         """A runner that waits may take the task, if it is queued."""
         if task.state is QUEUED:
             self._polls.offer(task.terms.agent)
-        self.expiry.wake()
+        self._wake_expiry()
+
+    def _wake_expiry(self) -> None:
+        deadline = self.leases.next_deadline()
+        if deadline is not None and (self._until is None or deadline < self._until):
+            self.sooner.set()
+
+    async def _expire(self) -> None:
+        """Ends leases, and the time that a task may wait for a runner, at their deadlines."""
+        while True:
+            if expired := self.leases.expire(self._now()):
+                await self._attempts_ended(expired)
+            self.sooner.clear()
+            self._until = self.leases.next_deadline()
+            try:
+                async with asyncio.timeout(None if self._until is None else max(0.0, self._until - self._now())):
+                    await self.sooner.wait()
+            except TimeoutError:
+                pass  # it is the time of a deadline
 
     # The journal
 

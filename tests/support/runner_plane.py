@@ -60,9 +60,8 @@ def order(number: int = 0, *, agent: str = "default", time_limit_s: float = 60.0
 
 def let_leases_expire(plane: LocalDataPlane) -> None:
     """So much time goes by without a sign of life of any runner."""
-    expiry = plane.runner_tasks.expiry
-    expiry._awake._awake_s += LEASE_S + 1
-    expiry.sooner.set()
+    plane.runner_tasks.awake._awake_s += LEASE_S + 1
+    plane.runner_tasks.sooner.set()
 
 
 async def finish(plane: LocalDataPlane, result: TaskResult) -> FinishedSession:

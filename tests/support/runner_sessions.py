@@ -127,7 +127,7 @@ class RunnersAndLoops:
 
     async def advance(self, seconds: float) -> None:
         self.clock.now += seconds
-        self.tasks.expiry.sooner.set()
+        self.tasks.sooner.set()
 
     async def settle(self, turns: int = 60) -> None:
         for _ in range(turns):
