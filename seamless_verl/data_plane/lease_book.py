@@ -4,7 +4,7 @@ Agent loops submit tasks; runners, which are processes outside of the run, lease
 complete them. The data plane owns the book and applies its consequences: sessions are opened and closed by it.
 
 Invariants:
-- A task is in one state, and changes it only by an operation of `LEGAL`. A terminal state is final.
+- A task is in one state, and changes it only as in `LEGAL`. A terminal state is final.
 - A task that is LEASED has one lease, and no other task has any. A lease's id is used once.
 - A task is DONE by one lease, which had not expired then.
 - Tasks submitted = queued + leased + ended, in each state, until a task is forgotten.
@@ -45,15 +45,9 @@ class TaskState(StrEnum):
 
 QUEUED, LEASED, DONE, LOST, UNCLAIMED, WITHDRAWN = TaskState
 
-# (from, to): the operations that lead there
-LEGAL: dict[tuple[TaskState, TaskState], frozenset[str]] = {
-    (QUEUED, LEASED): frozenset({"lease"}),
-    (QUEUED, UNCLAIMED): frozenset({"expire"}),
-    (QUEUED, WITHDRAWN): frozenset({"withdraw"}),
-    (LEASED, DONE): frozenset({"complete"}),
-    (LEASED, QUEUED): frozenset({"expire", "refuse", "give back"}),
-    (LEASED, LOST): frozenset({"expire", "refuse"}),
-    (LEASED, WITHDRAWN): frozenset({"withdraw"}),
+LEGAL = {  # from, to
+    *((QUEUED, LEASED), (QUEUED, UNCLAIMED), (QUEUED, WITHDRAWN)),
+    *((LEASED, DONE), (LEASED, QUEUED), (LEASED, LOST), (LEASED, WITHDRAWN)),
 }
 TERMINAL = frozenset({DONE, LOST, UNCLAIMED, WITHDRAWN})
 
@@ -86,12 +80,6 @@ class LeasedTask:
     def has(self, lease_id: str) -> bool:
         """Whether a runner works on it under this lease."""
         return self.state is LEASED and self.lease_id == lease_id
-
-    def move(self, state: TaskState, operation: str) -> None:
-        assert operation in LEGAL.get((self.state, state), ()), (
-            f"{self.task_id}: {self.state} to {state} by {operation}"
-        )
-        self.state = state
 
 
 @dataclass(frozen=True)
@@ -198,7 +186,7 @@ class LeaseBook:
         """Gives the queued task to a runner."""
         task = self._tasks[task_id]
         assert not self.knows(lease_id), "a lease's id is used once"
-        self._move(task, LEASED, "lease")
+        self._move(task, LEASED)
         task.attempts, task.lease_id, task.runner = task.attempts + 1, lease_id, runner
         self._set_deadline(task, now + task.terms.lease_s)
         self._by_lease[lease_id] = task
@@ -213,14 +201,15 @@ class LeaseBook:
         """The task is done, by this lease; raises LeaseError if the lease has ended, also by an earlier completion."""
         task = self._live(lease_id, now)
         self._end_lease(task, "done", "its result was accepted before")
-        self._move(task, DONE, "complete")
+        self._move(task, DONE)
         return task
 
     def give_back(self, lease_id: str, now: float) -> EndedLease:
         """The runner stops: the task is queued again, and this attempt does not count."""
         task = self._live(lease_id, now)
         self._end_lease(task, "given back", "its runner gave it back")
-        self._requeue(task, "give back", now)
+        self._move(task, QUEUED)
+        self._enqueue(task, now)
         task.attempts -= 1
         return EndedLease("given back", task.task_id, lease_id, task.runner, task.state)
 
@@ -228,7 +217,7 @@ class LeaseBook:
         """The runner cannot do the task: it is queued again if it may be tried again, else LOST."""
         task = self._live(lease_id, now)
         self._end_lease(task, "refused", "its runner refused the task")
-        self._retry(task, "refuse", now)
+        self._retry(task, now)
         return EndedLease("task refused", task.task_id, lease_id, task.runner, task.state)
 
     def withdraw(self, task_id: str) -> bool:
@@ -238,7 +227,7 @@ class LeaseBook:
             return False
         if task.state is LEASED:
             self._end_lease(task, "withdrawn", "the run no longer wants the task")
-        self._move(task, WITHDRAWN, "withdraw")
+        self._move(task, WITHDRAWN)
         return True
 
     def expire(self, now: float) -> list[EndedLease]:
@@ -248,10 +237,10 @@ class LeaseBook:
             task = due[1]
             if task.state is LEASED:
                 self._end_lease(task, "expired", f"no sign of life for {task.terms.lease_s:g} s")
-                self._retry(task, "expire", now)
+                self._retry(task, now)
                 ended.append(EndedLease("lost", task.task_id, task.lease_id, task.runner, task.state))
             else:
-                self._move(task, UNCLAIMED, "expire")
+                self._move(task, UNCLAIMED)
                 ended.append(EndedLease("unclaimed", task.task_id, "", "", task.state))
         return ended
 
@@ -317,26 +306,23 @@ class LeaseBook:
         while len(self._ended) > REMEMBERED:
             self._ended.popitem(last=False)
 
-    def _retry(self, task: LeasedTask, operation: str, now: float) -> None:
+    def _retry(self, task: LeasedTask, now: float) -> None:
         if task.attempts >= task.terms.max_attempts:
-            self._move(task, LOST, operation)
+            self._move(task, LOST)
         else:
-            self._requeue(task, operation, now)
-
-    def _requeue(self, task: LeasedTask, operation: str, now: float) -> None:
-        self._move(task, QUEUED, operation)
-        self._enqueue(task, now)
+            self._move(task, QUEUED)
+            self._enqueue(task, now)
 
     def _enqueue(self, task: LeasedTask, now: float) -> None:
         heapq.heappush(self._queued[task.terms.agent], (task.place, task.task_id))
         if task.terms.claim_s is not None:
             self._set_deadline(task, now + task.terms.claim_s)
 
-    def _move(self, task: LeasedTask, state: TaskState, operation: str) -> None:
+    def _move(self, task: LeasedTask, state: TaskState) -> None:
+        assert (task.state, state) in LEGAL, f"{task.task_id}: {task.state} to {state}"
         self._counts[task.state] -= 1
-        task.move(state, operation)
         self._counts[state] += 1
-        task.deadline = None
+        task.state, task.deadline = state, None
 
     def _set_deadline(self, task: LeasedTask, deadline: float) -> None:
         task.deadline = deadline

@@ -20,9 +20,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Coroutine, Sequence
 from dataclasses import replace
-from typing import Any
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from seamless_verl.client.messages import TaskLease
 from seamless_verl.data_plane.earlier_sessions import SAMPLE, STEP, BegunAgain, Place, place_of, run_of, without_calls
@@ -50,10 +51,24 @@ from seamless_verl.trajectory.account import DropReason
 from seamless_verl.trajectory.session import Closed
 
 logger = logging.getLogger(__name__)
+P = ParamSpec("P")
+T = TypeVar("T")
 TASK = "runner_task"  # in a session's metadata
 # Why a session is dropped.
 NO_RUNNER = (Closed.RUNNER_LOST, DropReason.RUNNER_LOST, "no runner works on it any more")
 UNWANTED = (Closed.ABANDONED, DropReason.SESSION, "its task is no longer wanted")
+
+
+def whole(
+    method: Callable[Concatenate[RunnerTasks, P], Coroutine[Any, Any, T]],
+) -> Callable[Concatenate[RunnerTasks, P], Coroutine[Any, Any, T]]:
+    """All of the method is done if its caller is cancelled meanwhile."""
+
+    @wraps(method)
+    async def done_whole(self: RunnerTasks, *args: P.args, **kwargs: P.kwargs) -> T:
+        return await self.work.do(method(self, *args, **kwargs))
+
+    return done_whole
 
 
 class TaskPolls:
@@ -180,7 +195,7 @@ class RunnerTasks:
         self._earlier: dict[Place, tuple[str, EndedSession]] = {}  # tasks of restored leases that no loop asked for
         self.carried_on = 0
         self._polls, self._started = TaskPolls(), asyncio.Event()
-        self._work, self._over = WholeWork(), False
+        self.work, self._over = WholeWork(), False
 
     async def read_leases(self, open_sessions: Sequence[StoredSession]) -> Collection[str]:
         """Reads the leases of earlier processes; returns those of these sessions that stay open for their runners."""
@@ -219,7 +234,7 @@ class RunnerTasks:
         for task in self._background:
             task.cancel()
         await asyncio.gather(*self._background, return_exceptions=True)
-        await self._work.ended()
+        await self.work.ended()
 
     def _background_ended(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
@@ -326,7 +341,7 @@ class RunnerTasks:
         """Ends a lease that a runner asks for again, as it did not get the first reply; False if it was not given."""
         known = self.leases.knows(lease_id)
         if known:
-            await self._work.do(self._give_back(lease_id))
+            await self._give_back(lease_id)
         return known
 
     async def lease(self, lease_id: str, runner: str, agents: frozenset[str], wait_s: float) -> TaskLease | None:
@@ -344,12 +359,8 @@ class RunnerTasks:
         try:
             return await asyncio.shield(beginning)
         except BaseException:  # the runner left, or the session cannot be opened: nobody works on the task
-            await self._work.do(self._give_back_begun(lease_id, beginning))
+            await self._give_back(lease_id, beginning)
             raise
-
-    async def _give_back_begun(self, lease_id: str, beginning: asyncio.Future[Any]) -> None:
-        await asyncio.wait({beginning})  # what is in the journal cannot be taken back, only ended
-        await self._give_back(lease_id)
 
     async def _next_task(self, agents: frozenset[str], wait_s: float) -> str | None:
         try:
@@ -397,30 +408,26 @@ class RunnerTasks:
         task = self.leases.extend(lease_id, self._now())
         return task.terms.lease_s, self.sessions.calls.paused_time.seconds(self.lease_sessions.of(lease_id))
 
+    @whole
     async def complete(self, lease_id: str, outcome: dict[str, Any]) -> bool:
         """Its agent has ended so; all of it is done if the caller is cancelled. False if the task was withdrawn.
 
         Raises:
             LeaseError: it has ended.
         """
-        return await self._work.do(self._complete(lease_id, outcome))
-
-    async def _complete(self, lease_id: str, outcome: dict[str, Any]) -> bool:
         task, session_id = self.leases.complete(lease_id, self._now()), self.lease_sessions.of(lease_id)
         await self.record(done(lease_id, task.task_id, outcome))
         if current := self._is_current(task):
             self._resolve(task, TaskResult(DONE, task.attempts, session_id, outcome))
         return current
 
+    @whole
     async def take_back(self, lease_id: str, reason: str, *, refused: bool) -> None:
         """Its runner gives it back, or refuses the task; all of it is done if the caller is cancelled.
 
         Raises:
             LeaseError: it has ended.
         """
-        await self._work.do(self._take_back(lease_id, reason, refused))
-
-    async def _take_back(self, lease_id: str, reason: str, refused: bool) -> None:
         end = self.leases.refuse if refused else self.leases.give_back
         await self._attempts_ended([end(lease_id, self._now())], reason)
 
@@ -468,8 +475,11 @@ class RunnerTasks:
         """Whether it is still in the book; it is not if it was withdrawn meanwhile."""
         return task.task_id in self.leases and self.leases[task.task_id] is task
 
-    async def _give_back(self, lease_id: str) -> None:
-        """Ends a lease that never reached its runner."""
+    @whole
+    async def _give_back(self, lease_id: str, beginning: asyncio.Future[Any] | None = None) -> None:
+        """Ends a lease that never reached its runner, when it has begun."""
+        if beginning is not None:
+            await asyncio.wait({beginning})  # what is in the journal cannot be taken back, only ended
         try:
             ended = self.leases.give_back(lease_id, self._now())
         except LeaseError:  # it was withdrawn, or expired, meanwhile: that ended its session
@@ -477,11 +487,9 @@ class RunnerTasks:
         else:
             await self._attempts_ended([ended])
 
+    @whole
     async def _withdraw(self, task_id: str) -> None:
         """Nobody wants the task any more; all of it is done if the caller is cancelled."""
-        await self._work.do(self._withdraw_whole(task_id))
-
-    async def _withdraw_whole(self, task_id: str) -> None:
         if task_id not in self.leases:
             return
         task, was = self.leases[task_id], self.leases[task_id].state

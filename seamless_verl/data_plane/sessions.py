@@ -337,28 +337,26 @@ class Sessions:
             JournalOrderError: the session was not closed.
         """
         with self._asked():
-            await self._acknowledge(session_id, kept, note)
-
-    async def _acknowledge(self, session_id: str, kept: bool, note: HandedNote) -> None:
-        try:
-            await self.journal.append(HandedOver(session_id, time.time(), note.as_dict(kept=kept)))
-        except JournalOrderError:
-            if await asyncio.to_thread(self.journal.stage, session_id) is not Stage.HANDED:
-                raise
-            if not kept:
-                await self.earlier.drop(session_id, note.reason)
-        self.earlier.acknowledged(session_id, kept)
-        self.accounts.acknowledged(session_id, kept, note)
+            try:
+                await self.journal.append(HandedOver(session_id, time.time(), note.as_dict(kept=kept)))
+            except JournalOrderError:
+                if await asyncio.to_thread(self.journal.stage, session_id) is not Stage.HANDED:
+                    raise
+                if not kept:
+                    await self.earlier.drop(session_id, note.reason)
+            self.earlier.acknowledged(session_id, kept)
+            self.accounts.acknowledged(session_id, kept, note)
 
     async def record_groups(self, groups: Sequence[GroupDecided]) -> None:
         """What became of groups: into the journal, and the tokens of those that were dropped into the account."""
         await self.journal.append(*groups)
-        decided_uids = {one.uid for one in groups if one.outcome is not GroupOutcome.DEFERRED}
+        uids = {one.uid for one in groups}
+        decided = {one.uid for one in groups if one.outcome is not GroupOutcome.DEFERRED}
         await self._end_left({one.uid: one.outcome for one in groups})
-        await self.earlier.end_unwanted(decided_uids)
-        self.earlier.decided({one.uid for one in groups})
-        await self._end_orphans(decided_uids)
-        self.lost.forget({one.uid for one in groups})
+        await self.earlier.end_unwanted(decided)
+        self.earlier.decided(uids)
+        await self._end_orphans(decided)
+        self.lost.forget(uids)
         self.accounts.decided(groups)
 
     async def _end_left(self, outcomes: Mapping[str, GroupOutcome]) -> None:
