@@ -11,7 +11,7 @@ import asyncio
 import logging
 import os
 import secrets
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from hashlib import blake2b
 from typing import Any
@@ -254,43 +254,40 @@ async def await_reply(call: Any, *, cancels: bool = False) -> Any:
         raise
 
 
-async def open_session(plane: Any, opening: dict[str, Any]) -> dict[str, Any]:
-    """Opens a session in this data plane; a task that is cancelled meanwhile leaves none open."""
-    call = plane.open_session.remote(opening)
+async def reply_or_undone(call: Any, undo: Callable[[Any], Awaitable[None]], *, cancels: bool = False) -> Any:
+    """The reply to a call; a task that is cancelled meanwhile has what the call replied all the same undone."""
     try:
-        opened: dict[str, Any] = await await_reply(call)
+        return await await_reply(call, cancels=cancels)
     except asyncio.CancelledError:
 
-        async def discard_opened() -> None:
-            if (ended := await reply_of_ended(call)) is not None:
-                await _discard(plane, ended["session_id"], Closed.ABANDONED, DropReason.SESSION)
+        async def undo_reply() -> None:
+            (ended,) = await asyncio.gather(asyncio.wrap_future(call.future()), return_exceptions=True)
+            if ended is not None and not isinstance(ended, BaseException):
+                await undo(ended)
 
-        await _clean_ups.do(discard_opened())
+        await _clean_ups.do(undo_reply())
         raise
+
+
+async def open_session(plane: Any, opening: dict[str, Any]) -> dict[str, Any]:
+    """Opens a session in this data plane; a task that is cancelled meanwhile leaves none open."""
+
+    async def discard_opened(opened: dict[str, Any]) -> None:
+        await _discard(plane, opened["session_id"], Closed.ABANDONED, DropReason.SESSION)
+
+    opened: dict[str, Any] = await reply_or_undone(plane.open_session.remote(opening), discard_opened)
     return opened
 
 
 async def run_task(plane: Any, order: TaskOrder, dropped_as: Callable[[], DropReason]) -> TaskResult:
     """Has a runner do the task; one that is cancelled is withdrawn, and one that was done just then is dropped."""
-    call = plane.run_task.remote(order)
-    try:
-        result: TaskResult = await await_reply(call, cancels=True)
-    except asyncio.CancelledError:
 
-        async def discard_done() -> None:
-            ended = await reply_of_ended(call)
-            if ended is not None and ended.state is DONE:
-                await _discard(plane, ended.session_id, Closed.ABANDONED, dropped_as())
+    async def discard_done(result: TaskResult) -> None:
+        if result.state is DONE:
+            await _discard(plane, result.session_id, Closed.ABANDONED, dropped_as())
 
-        await _clean_ups.do(discard_done())
-        raise
+    result: TaskResult = await reply_or_undone(plane.run_task.remote(order), discard_done, cancels=True)
     return result
-
-
-async def reply_of_ended(call: Any) -> Any:
-    """The reply to a call that has ended, for which nobody waits any more; None if it failed."""
-    (ended,) = await asyncio.gather(asyncio.wrap_future(call.future()), return_exceptions=True)
-    return None if isinstance(ended, BaseException) else ended
 
 
 async def take_up_session(
@@ -304,18 +301,13 @@ async def take_up_session(
         _prompts_to_take_up[plane] = await await_reply(plane.prompts_to_take_up.remote())
     if uid not in _prompts_to_take_up[plane]:
         return None
+
+    async def drop_taken(taken: TakenUpSession) -> None:
+        note = HandedNote(uid, "its agent was stopped", dropped=dropped_as())
+        await await_reply(plane.acknowledge.remote(taken.session_id, False, note))
+
     call = plane.take_up_session.remote(uid, sample, submitted)
-    try:
-        taken: TakenUpSession | None = await await_reply(call)
-    except asyncio.CancelledError:
-
-        async def drop_taken() -> None:
-            if (ended := await reply_of_ended(call)) is not None:
-                note = HandedNote(uid, "its agent was stopped", dropped=dropped_as())
-                await await_reply(plane.acknowledge.remote(ended.session_id, False, note))
-
-        await _clean_ups.do(drop_taken())
-        raise
+    taken: TakenUpSession | None = await reply_or_undone(call, drop_taken)
     return taken
 
 

@@ -65,7 +65,7 @@ def whole(
     """All of the method is done if its caller is cancelled meanwhile."""
 
     @wraps(method)
-    async def done_whole(self: RunnerTasks, *args: P.args, **kwargs: P.kwargs) -> T:
+    async def done_whole(self: RunnerTasks, /, *args: P.args, **kwargs: P.kwargs) -> T:
         return await self.work.do(method(self, *args, **kwargs))
 
     return done_whole
