@@ -13,6 +13,13 @@ from seamless_verl.algorithms.samplers import EndedGroup, PromptSampling, make_s
 
 PROMPTS, FIRST, MOST = 4, 4, 10  # prompts that always have a group, its samples, and the most with extra ones
 RIGHT = 0.1  # the share of samples that are right
+FIRST_GROUPS: tuple[Callable[[int], bool], ...] = (
+    lambda sample: False,  # reopened, and dropped
+    lambda sample: sample == FIRST,  # reopened, and trained
+    lambda sample: sample > 0,  # trained as it is
+    lambda sample: True,  # dropped as it is
+)
+"""Which samples are right of each prompt's first group, so that a run of few groups has every end."""
 Call = Callable[[str], Awaitable[int]]
 
 
@@ -37,13 +44,15 @@ class SampledGroups:
         for visit in count():
             if over.is_set():
                 return
-            await self.group(f"group-{number}.{visit}", f"prompt-{number}")
+            right = FIRST_GROUPS[number] if visit == 0 else None
+            await self.group(f"group-{number}.{visit}", f"prompt-{number}", right)
 
-    async def group(self, uid: str, prompt: str) -> None:
+    async def group(self, uid: str, prompt: str, right: Callable[[int], bool] | None) -> None:
         rewards, [samples], self.open[uid] = list[float](), self.sampling.choose([prompt]), 0
         while samples:
-            names = [f"{uid}_{len(rewards) + i}" for i in range(samples)]
-            rewards += await asyncio.gather(*(self.sample(uid, name) for name in names))
+            numbers = range(len(rewards), len(rewards) + samples)
+            await asyncio.gather(*(self.sample(uid, f"{uid}_{number}") for number in numbers))
+            rewards += [float(self.draw(uid, number) if right is None else right(number)) for number in numbers]
             verdict = self.sampling.judge([EndedGroup(uid, prompt, tuple(rewards), len(rewards))])[uid]
             self.resume()
             samples = verdict.extra
@@ -54,11 +63,13 @@ class SampledGroups:
         self.sampling.keep_only(self.open)
         self.check_integrity()
 
-    async def sample(self, uid: str, name: str) -> float:
+    async def sample(self, uid: str, name: str) -> None:
         tokens = await self.call(name)
         self.open[uid] += tokens
         self.tokens["generated"] += tokens
-        return float(random.Random(f"{self.seed} {name} is right").random() < RIGHT)
+
+    def draw(self, uid: str, number: int) -> bool:
+        return random.Random(f"{self.seed} {uid}_{number} is right").random() < RIGHT
 
     def resume(self) -> None:
         """What a resumed trainer has, from its checkpoint: groups that are open go on with it."""
