@@ -48,12 +48,12 @@ PROMPT_DEATHS = 2  # of workers that had the same prompt, before it is given up
 
 @dataclass(frozen=True)
 class AssignedPrompt:
-    """The row `place` of a batch that worker `slot` was given; `first` is the number of the first session to run.
+    """The row `place` of a batch that this worker was given; `first` is the number of the first session to run.
 
     `deaths` is how many workers have died while they had it.
     """
 
-    slot: int
+    worker: int
     partition: str
     batch: Any
     place: int
@@ -72,8 +72,8 @@ class Assignments:
         self.deferred: dict[str, AssignedPrompt] = {}
         self.full = PRUNED
 
-    def add(self, slot: int, batch: Any, deaths: Mapping[str, int] | None = None) -> None:
-        """Worker `slot` is given this batch; a prompt that was given before, and is given again, is now this one.
+    def add(self, number: int, batch: Any, deaths: Mapping[str, int] | None = None) -> None:
+        """Worker `number` is given this batch; a prompt that was given before, and is given again, is now this one.
 
         `deaths` are those of prompts that are begun again.
         """
@@ -81,7 +81,7 @@ class Assignments:
         firsts = column(batch, FIRST) if FIRST in batch else [0] * len(batch)
         for place, (uid, first) in enumerate(zip(column(batch, "uid"), firsts, strict=True)):
             died = (deaths or {}).get(str(uid), 0)
-            self.by_uid[str(uid)] = AssignedPrompt(slot, partition, batch, place, int(first), died)
+            self.by_uid[str(uid)] = AssignedPrompt(number, partition, batch, place, int(first), died)
 
     def forget(self, uids: Iterable[str]) -> None:
         """Nobody works on these prompts any more."""
@@ -94,18 +94,18 @@ class Assignments:
             if (given := self.by_uid.pop(uid, None)) is not None:
                 self.deferred[uid] = given
 
-    def ended(self, slot: int) -> None:
-        """Worker `slot` says that what was deferred there has ended."""
-        self.deferred = {uid: given for uid, given in self.deferred.items() if given.slot != slot}
+    def ended(self, number: int) -> None:
+        """Worker `number` says that what was deferred there has ended."""
+        self.deferred = {uid: given for uid, given in self.deferred.items() if given.worker != number}
 
     def prune(self, unended: Collection[str]) -> None:
         """Only these have not ended. The next time is when there are twice as many."""
         self.by_uid = {uid: given for uid, given in self.by_uid.items() if uid in unended}
         self.full = max(PRUNED, 2 * len(self.by_uid))
 
-    def of_worker(self, slot: int, unended: Collection[str]) -> dict[str, AssignedPrompt]:
+    def of_worker(self, number: int, unended: Collection[str]) -> dict[str, AssignedPrompt]:
         """The unended prompts of a worker, in the order in which it was given them."""
-        return {uid: given for uid, given in self.by_uid.items() if given.slot == slot and uid in unended}
+        return {uid: given for uid, given in self.by_uid.items() if given.worker == number and uid in unended}
 
 
 def batches_of(given: Iterable[AssignedPrompt]) -> list[Any]:
@@ -143,10 +143,10 @@ class RestartLimit:
         self.limit, self._now = limit, now
         self._starts: defaultdict[int, list[float]] = defaultdict(list)
 
-    def take(self, slot: int) -> bool:
+    def take(self, number: int) -> bool:
         """Counts a start, unless there were too many."""
-        recent = [at for at in self._starts[slot] if at > self._now() - WINDOW_S]
-        self._starts[slot] = recent
+        recent = [at for at in self._starts[number] if at > self._now() - WINDOW_S]
+        self._starts[number] = recent
         if len(recent) >= self.limit:
             return False
         recent.append(self._now())
@@ -159,14 +159,14 @@ class LostPrompts:
     def __init__(self, assignments: Assignments, planes: Sequence[Any]) -> None:
         self.assignments, self.planes = assignments, planes
 
-    def end(self, slot: int) -> tuple[list[Any], dict[str, int]]:
+    def end(self, number: int) -> tuple[list[Any], dict[str, int]]:
         """Ends what the worker left; returns the batches to give to the one in its place, and its prompts' deaths."""
         tags = {partition: tags_of(partition) for partition in (TRAIN, VALIDATION)}
         unended = frozenset[str]().union(*(unended_of(found) for found in tags.values()))
-        lost = self.assignments.of_worker(slot, unended)
+        lost = self.assignments.of_worker(number, unended)
         complete = self._complete(lost, tags)
         given_up = {uid for uid, one in lost.items() if uid not in complete and one.deaths >= PROMPT_DEATHS}
-        deferred = [uid for uid, one in self.assignments.deferred.items() if one.slot == slot]
+        deferred = [uid for uid, one in self.assignments.deferred.items() if one.worker == number]
         unwanted = dict.fromkeys(deferred, DropReason.DEFERRED) | dict.fromkeys(given_up, DropReason.SESSION)
         left = (sorted({*lost, *deferred}), sorted(complete), unwanted)
         ray.get([plane.loops_lost.remote(*left) for plane in self.planes])
@@ -176,7 +176,7 @@ class LostPrompts:
         for uid in given_up:
             self._mark(uid, lost[uid], f"{PROMPT_DEATHS + 1} agent loop workers died while they ran it")
         self.assignments.forget({*complete, *given_up})
-        self.assignments.ended(slot)
+        self.assignments.ended(number)
         again = {uid: one for uid, one in lost.items() if uid in self.assignments.by_uid}
         texts = (len(again), len(complete), len(given_up))
         logger.warning("%d prompts of it begin again, %d had been handed over, %d are given up", *texts)

@@ -40,12 +40,7 @@ class SeamlessClient(FullyAsyncLLMServerClient):  # type: ignore[misc]
     async def generate(
         self, request_id: str, *, prompt_ids: list[int], sampling_params: dict[str, Any], **extra: Any
     ) -> TokenOutput:
-        """Runs one generation; `extra_fields` has the oldest and the newest weight version of its tokens.
-
-        Raises:
-            ValueError: the prompt leaves no room in the model's length.
-            TypeError: an argument that is not verl's.
-        """
+        """Runs one generation; `extra_fields` has the oldest and the newest weight version of its tokens."""
         ids, name = normalize_token_ids(prompt_ids), str(request_id)
         fields, group = self.sampling_fields(len(ids), sampling_params), GROUP.get(None)
         of = ("", False) if group is None else (group.uid, group.validation)
@@ -58,8 +53,7 @@ class SeamlessClient(FullyAsyncLLMServerClient):  # type: ignore[misc]
     def sampling_fields(self, prompt_length: int, requested: dict[str, Any]) -> dict[str, Any]:
         """vLLM's sampling fields, with the limits and defaults that verl's server would give them.
 
-        Raises:
-            ValueError: the prompt leaves no room in the model's length.
+        Raises ValueError for a prompt after which the model's length leaves nothing to generate.
         """
         rollout = self.config.actor_rollout_ref.rollout
         max_length = rollout.max_model_len or rollout.prompt_length + rollout.response_length
@@ -73,11 +67,7 @@ class SeamlessClient(FullyAsyncLLMServerClient):  # type: ignore[misc]
 
 
 def packed_media(extra: dict[str, Any]) -> bytes:
-    """What a call has beside its text, as an engine's request has it; `extra` are arguments of verl's client.
-
-    Raises:
-        TypeError: an argument that is not verl's.
-    """
+    """What a call has beside its text, as an engine's request has it; `extra` are arguments of verl's client."""
     if unknown := extra.keys() - {*MEDIA, *UNUSED, "mm_processor_kwargs"}:
         raise TypeError(f"generate() takes no {', '.join(sorted(unknown))}")
     data = {MEDIA[name]: value for name, value in extra.items() if name in MEDIA and is_set(value)}

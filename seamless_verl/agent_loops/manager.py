@@ -58,25 +58,25 @@ class SeamlessAgentLoopManager(AgentLoopManagerTQ):  # type: ignore[misc]
             if self.watched and len(self.assignments.by_uid) + len(prompts) > self.assignments.full:
                 self.assignments.prune({*unended_prompts(), *map(str, column(prompts, "uid"))})
             chunks = prompts.chunk(len(self.agent_loop_workers))
-            calls = {slot: self._send(slot, chunk) for slot, chunk in enumerate(chunks)}
+            calls = {number: self._send(number, chunk) for number, chunk in enumerate(chunks)}
         self._await(calls)
 
-    def _send(self, slot: int, batch: Any, deaths: Mapping[str, int] | None = None) -> tuple[Any, Any]:
+    def _send(self, number: int, batch: Any, deaths: Mapping[str, int] | None = None) -> tuple[Any, Any]:
         """Gives a batch to a worker; returns it with the call."""
         if self.watched:
-            self.assignments.add(slot, batch, deaths)
-        worker = self.agent_loop_workers[slot]
+            self.assignments.add(number, batch, deaths)
+        worker = self.agent_loop_workers[number]
         call = worker.generate_sequences.remote(batch)
-        self.sent[slot] = [*ray.wait(self.sent[slot], num_returns=len(self.sent[slot]), timeout=0)[1], call]
+        self.sent[number] = [*ray.wait(self.sent[number], num_returns=len(self.sent[number]), timeout=0)[1], call]
         return worker, call
 
     def _await(self, calls: Mapping[int, tuple[Any, Any]]) -> set[int]:
         """Waits for calls of workers; returns whose were done. One that died is for `begin_again`, or ends the run."""
         done = set[int]()
-        for slot, (worker, call) in calls.items():
+        for number, (worker, call) in calls.items():
             try:
                 ray.get(call)
-                done.add(slot)
+                done.add(number)
             except ray.exceptions.ActorUnavailableError:  # it may live, and have lost the call
                 if not self.watched:
                     raise
@@ -84,7 +84,7 @@ class SeamlessAgentLoopManager(AgentLoopManagerTQ):  # type: ignore[misc]
             except ACTOR_GONE as error:
                 if not self.watched:
                     raise
-                logger.warning("agent loop worker %d is gone: %s", slot, last_line(error))
+                logger.warning("agent loop worker %d is gone: %s", number, last_line(error))
         return done
 
     @property
@@ -96,27 +96,27 @@ class SeamlessAgentLoopManager(AgentLoopManagerTQ):  # type: ignore[misc]
         """Workers may be started again so often; `planes` are the data planes."""
         self.restarts, self.lost = RestartLimit(limit), LostPrompts(self.assignments, planes)
 
-    def begin_again(self, slot: int) -> None:
+    def begin_again(self, number: int) -> None:
         """Starts another worker in the place of this dead one, and gives it what that had not ended.
 
         It does not wait for the new worker: whether that starts, the watch of deaths sees.
         """
         assert self.lost is not None
         with self.lock:
-            self.agent_loop_workers[slot] = self._start_worker(slot)
-            self.sent.pop(slot, None)
-            batches, deaths = self.lost.end(slot)
+            self.agent_loop_workers[number] = self._start_worker(number)
+            self.sent.pop(number, None)
+            batches, deaths = self.lost.end(number)
             for batch in batches:
-                self._send(slot, batch, deaths)
+                self._send(number, batch, deaths)
             self.restarted += 1
 
-    def _start_worker(self, slot: int) -> Any:
+    def _start_worker(self, number: int) -> Any:
         """As verl starts one, on one of the nodes that it chooses from which are alive now."""
         found = agent_loop.ray.nodes()  # which `trainer/needed_nodes.py` replaces
         nodes = [node["NodeID"] for node in found if node["Alive"] and node["Resources"].get("CPU", 0) > 0]
         options = {
-            "name": f"agent_loop_worker_{slot}_{uuid4().hex[:8]}",
-            "scheduling_strategy": NodeAffinitySchedulingStrategy(node_id=nodes[slot % len(nodes)], soft=True),
+            "name": f"agent_loop_worker_{number}_{uuid4().hex[:8]}",
+            "scheduling_strategy": NodeAffinitySchedulingStrategy(node_id=nodes[number % len(nodes)], soft=True),
         }
         started = self.agent_loop_workers_class.options(**options)
         return started.remote(self.config, self.llm_client, self.teacher_client, self.reward_loop_worker_handles)
@@ -139,11 +139,13 @@ class SeamlessAgentLoopManager(AgentLoopManagerTQ):  # type: ignore[misc]
         if sent:  # a worker that has just started would else hear of the end before the begin
             ray.wait(sent, num_returns=len(sent), timeout=STOP_S)
         with self.lock:
-            calls = {slot: (worker, worker.defer.remote(uids)) for slot, worker in enumerate(self.agent_loop_workers)}
+            calls = {
+                number: (worker, worker.defer.remote(uids)) for number, worker in enumerate(self.agent_loop_workers)
+            }
         done = self._await(calls)
         with self.lock:
-            for slot in done:
-                self.assignments.ended(slot)
+            for number in done:
+                self.assignments.ended(number)
 
     def metrics(self) -> dict[str, float]:
         """Of the whole run, where workers are started again."""

@@ -71,10 +71,7 @@ class DataPlane(PlaneLifecycle):
             await self._on_others("attach", replica_id, host, port, server)
 
     async def begin_run(self, run: str, version: int) -> None:
-        """The trainer begins, or goes on from the weights of `version`, before any session; called on every data plane.
-
-        The gateway's sessions of the run's earlier starts may be taken up from now on, or end.
-        """
+        """The trainer begins, or goes on from the weights of `version`, before any session."""
         async with self._journaling() as sessions:
             await sessions.earlier.begin(run, version)
             await self.runner_tasks.begin_run(run, version)
@@ -141,10 +138,7 @@ class DataPlane(PlaneLifecycle):
             return metrics
 
     def count_masked(self, tokens: int, reason: DropReason = DropReason.STALE) -> None:
-        """Counts tokens that the trainer masked; called on the first data plane, for those of all.
-
-        The count begins again when the first data plane does.
-        """
+        """Counts tokens that the trainer masked; called on the first data plane, for those of all."""
         self.masked[reason] += tokens
 
     async def metrics(self) -> dict[str, float]:
@@ -162,13 +156,7 @@ class DataPlane(PlaneLifecycle):
         self.calls.check_integrity()
 
     async def wait_for_groups(self, seen: int, timeout_s: float, enough: int = 1) -> int:
-        """How many groups have finished, as soon as `enough` have beyond `seen`, or it is time to say how many did.
-
-        That is after `timeout_s` seconds, and a fifth of a second after the first of several.
-
-        Raises:
-            GroupsFailedError: too many groups failed one after another.
-        """
+        """As `GroupNotifier.wait`; raises GroupsFailedError when too many groups failed one after another."""
         await self.ensure_started()
         count = await self.notifier.wait(seen, timeout_s, enough)
         await self.ensure_started()

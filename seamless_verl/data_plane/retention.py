@@ -36,11 +36,7 @@ class Retention:
         self.task: asyncio.Task[CompactionResult] | None = None
 
     def check(self) -> None:
-        """Takes the result of the last deletion, and begins the next unless one is under way.
-
-        Raises:
-            JournalError: the last one failed, as the journal's writer has.
-        """
+        """Takes the result of the last deletion, or raises its error, and begins the next unless one is under way."""
         if self.task is not None:
             if not self.task.done():
                 return

@@ -331,7 +331,7 @@ class RunnerTasks:
         own = {"resumed/leases": float(self.carried_on)} if self.sessions.earlier.version > 0 else {}
         return self.leases.metrics() | own
 
-    # The runners' side
+    # The runners' side: each raises LeaseError for a lease that has ended
 
     async def started(self) -> None:
         """Returns when the leases of an earlier process are known."""
@@ -345,11 +345,7 @@ class RunnerTasks:
         return known
 
     async def lease(self, lease_id: str, runner: str, agents: frozenset[str], wait_s: float) -> TaskLease | None:
-        """Gives a task of these agents to a runner, and opens its session; None if there is none for so long.
-
-        Raises:
-            ApiError: too many sessions are open; nothing was given.
-        """
+        """Gives a task of these agents to a runner, and opens its session; None if there is none for so long."""
         task_id = await self._next_task(agents, wait_s)
         if task_id is None:
             return None
@@ -400,21 +396,13 @@ class RunnerTasks:
         )
 
     def extend(self, lease_id: str) -> tuple[float, float]:
-        """Its runner lives: the seconds of its lease from now on, and those for which its session's calls have waited.
-
-        Raises:
-            LeaseError: it has ended.
-        """
+        """Its runner lives: the seconds of its lease from now on, and those that its session's calls have waited."""
         task = self.leases.extend(lease_id, self._now())
         return task.terms.lease_s, self.sessions.calls.paused_time.seconds(self.lease_sessions.of(lease_id))
 
     @whole
     async def complete(self, lease_id: str, outcome: dict[str, Any]) -> bool:
-        """Its agent has ended so; all of it is done if the caller is cancelled. False if the task was withdrawn.
-
-        Raises:
-            LeaseError: it has ended.
-        """
+        """Its agent has ended so. False if the task was withdrawn."""
         task, session_id = self.leases.complete(lease_id, self._now()), self.lease_sessions.of(lease_id)
         await self.record(done(lease_id, task.task_id, outcome))
         if current := self._is_current(task):
@@ -423,11 +411,7 @@ class RunnerTasks:
 
     @whole
     async def take_back(self, lease_id: str, reason: str, *, refused: bool) -> None:
-        """Its runner gives it back, or refuses the task; all of it is done if the caller is cancelled.
-
-        Raises:
-            LeaseError: it has ended.
-        """
+        """Its runner gives it back, or refuses the task."""
         end = self.leases.refuse if refused else self.leases.give_back
         await self._attempts_ended([end(lease_id, self._now())], reason)
 
@@ -489,7 +473,7 @@ class RunnerTasks:
 
     @whole
     async def _withdraw(self, task_id: str) -> None:
-        """Nobody wants the task any more; all of it is done if the caller is cancelled."""
+        """Nobody wants the task any more."""
         if task_id not in self.leases:
             return
         task, was = self.leases[task_id], self.leases[task_id].state

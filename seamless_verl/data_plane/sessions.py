@@ -82,12 +82,7 @@ class Sessions:
         self.lost: LostSessions
 
     async def read_journal(self) -> Sequence[StoredSession]:
-        """Opens the journal; returns the sessions that an earlier process left open.
-
-        Raises:
-            ConfigError: another run writes the journal.
-            JournalError: it cannot be read.
-        """
+        """Opens the journal; returns the sessions that an earlier process left open."""
         self.journal = await self._open_journal()
         self.lost = LostSessions(self.journal)
         self.earlier = EarlierSessions(self.journal, self._end_earlier, self.lost.add)
@@ -285,10 +280,7 @@ class Sessions:
     ) -> FinishedSession:
         """The session's result for a trainer of `version`; the same at each call until it is acknowledged.
 
-        `result` is how its agent ended, for a later start of the run.
-
-        Raises:
-            JournalOrderError: the session is unknown, or was acknowledged.
+        `result` is how its agent ended. Raises JournalOrderError if the session is unknown, or was acknowledged.
         """
         with self._asked():
             record = await self._close(session_id, reason)
@@ -330,11 +322,7 @@ class Sessions:
     async def acknowledge(self, session_id: str, kept: bool, note: HandedNote = NO_NOTE) -> None:
         """Ends the hand-over: the session's sequences are in TransferQueue, or, not `kept`, were dropped.
 
-        The session is not returned any more. A second call changes nothing. The rewards that are not finite numbers
-        are left out of the journal.
-
-        Raises:
-            JournalOrderError: the session was not closed.
+        A second call changes nothing. Raises JournalOrderError if the session was not closed.
         """
         with self._asked():
             try:
