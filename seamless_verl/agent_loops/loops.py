@@ -121,9 +121,11 @@ class SessionAgentLoop(AgentLoopBase, ABC):  # type: ignore[misc]
         )
         if "global_steps" in kwargs:
             opening["metadata"][STEP] = int(kwargs["global_steps"])
-        session_id, outcome, session = await self._taken_up(plane, kwargs) or await self._run_new(
-            plane, name, opening, task_of(kwargs)
-        )
+        if (taken := await self._taken_up(plane, kwargs)) is not None:
+            session_id, outcome, session = taken
+        else:
+            session_id, outcome = await self.run_session(plane, name, opening, task_of(kwargs))
+            session = await close_session(plane, session_id, outcome)
         try:
             reward = self.reward(outcome, session, name)
             if not session.sequences:
@@ -140,9 +142,8 @@ class SessionAgentLoop(AgentLoopBase, ABC):  # type: ignore[misc]
         if GROUP.get(None) is None:
             note = HandedNote(str(kwargs["uid"]), rewards=rewards_of(outputs[-1]))
             await await_reply(plane.acknowledge.remote(session_id, True, note))
-        if outcome.status is AgentStatus.FINISHED:
-            return SessionOutputs(outputs, plane, session_id)
-        return SessionOutputs(outputs, plane, session_id, str(outcome.status), self.why_failed(outcome))
+        failure = () if outcome.status is AgentStatus.FINISHED else (str(outcome.status), self.why_failed(outcome))
+        return SessionOutputs(outputs, plane, session_id, *failure)
 
     async def _taken_up(
         self, plane: Any, sample: Mapping[str, Any]
@@ -156,13 +157,6 @@ class SessionAgentLoop(AgentLoopBase, ABC):  # type: ignore[misc]
             return None
         outcome = AgentOutcome(AgentStatus(taken.result.status), 0.0, reward=taken.result.reward)
         return taken.session_id, outcome, taken.session
-
-    async def _run_new(
-        self, plane: Any, name: str, opening: dict[str, Any], task: dict[str, Any]
-    ) -> tuple[str, AgentOutcome, FinishedSession]:
-        """Opens a session and has an agent run on it."""
-        session_id, outcome = await self.run_session(plane, name, opening, task)
-        return session_id, outcome, await close_session(plane, session_id, outcome)
 
     @abstractmethod
     async def run_session(

@@ -7,7 +7,7 @@ replay buffer read.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput
@@ -145,20 +145,6 @@ def turns_of(output: AgentLoopOutput) -> dict[str, torch.Tensor]:
     }
 
 
-class Positions(Protocol):
-    """The methods of verl's worker that depend on its model; `ids` and `mask` have shape [1, length].
-
-    `compares_turns`: the run's advantage estimator reads the turns.
-    """
-
-    compares_turns: bool
-
-    def _compute_multi_modal_inputs(self, output: AgentLoopOutput, ids: torch.Tensor) -> Mapping[str, Any]: ...
-    def _compute_position_ids(
-        self, ids: torch.Tensor, mask: torch.Tensor, inputs: Mapping[str, Any]
-    ) -> torch.Tensor: ...
-
-
 def share_reward(outputs: Sequence[AgentLoopOutput]) -> None:
     """Gives all outputs of a session its score, which the last one has."""
     *earlier, last = outputs
@@ -168,8 +154,12 @@ def share_reward(outputs: Sequence[AgentLoopOutput]) -> None:
             output.extra_fields["reward_extra_info"] = last.extra_fields["reward_extra_info"]
 
 
-def rows_of(outputs: Sequence[AgentLoopOutput], worker: Positions, sample: Mapping[str, Any]) -> list[Row]:
-    """One row for each output; `sample` has the prompt's columns, whose `uid` and `session_id` form the key."""
+def rows_of(outputs: Sequence[AgentLoopOutput], worker: Any, sample: Mapping[str, Any]) -> list[Row]:
+    """One row for each output; `sample` has the prompt's columns, whose `uid` and `session_id` form the key.
+
+    `worker` is verl's: positions and inputs depend on its model. It says whether the run's advantage estimator
+    `compares_turns`.
+    """
     return [
         Row(f"{sample['uid']}_{sample['session_id']}_{i}", *_columns_and_tag(output, worker, sample))
         for i, output in enumerate(outputs)
@@ -203,7 +193,7 @@ def labelled(rows: list[Row], prompt: str, reward: float | None) -> list[Row]:
 
 
 def _columns_and_tag(
-    output: AgentLoopOutput, worker: Positions, sample: Mapping[str, Any]
+    output: AgentLoopOutput, worker: Any, sample: Mapping[str, Any]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """verl's columns with two more, int64 [response]: `weight_version`, and `grammar`, a `Grammar` for each token."""
     columns = dict(sample) | output.as_dict()

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -53,16 +54,11 @@ class ScoreMethod:
         return self.method.remote(SentSession(data))
 
 
-class RewardWorker:
-    """A handle of a reward worker, as verl's agent loop workers use one."""
-
-    def __init__(self, handle: Any) -> None:
-        self.compute_score = ScoreMethod(handle.compute_score)
-
-
-def reward_workers(handles: Sequence[Any] | None) -> list[RewardWorker] | None:
-    """None where the trainer scores, and not the agent loops."""
-    return None if handles is None else [RewardWorker(handle) for handle in handles]
+def reward_workers(handles: Sequence[Any] | None) -> list[SimpleNamespace] | None:
+    """The handles as verl's agent loop workers use them; None where the trainer scores, and not the agent loops."""
+    if handles is None:
+        return None
+    return [SimpleNamespace(compute_score=ScoreMethod(handle.compute_score)) for handle in handles]
 
 
 def with_arrays(sample: Mapping[str, Any]) -> dict[str, Any]:
