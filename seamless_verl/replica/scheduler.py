@@ -2,6 +2,10 @@
 
 They also let no request find KV of older weights in a store beside the engine's cache (`kv_transfer_config`).
 
+vLLM counts preemptions, of a request whose blocks a full KV cache needs, for its own log alone, which verl turns off.
+Here the scheduler counts them, and sends what it has not sent yet as `preempted_requests` of its statistics, a field
+that nothing else of vLLM reads. `EnginePreemptions` adds them up in the engine's server.
+
 The request that continues a call has the tokens produced so far at the end of its prompt, and vLLM begins a grammar
 with the first token that it samples itself. These schedulers advance a grammar over the produced tokens when it is
 compiled, in the thread that compiles it. With a reasoning parser they advance it over the tokens after the reasoning.
@@ -20,22 +24,28 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
 from vllm.logger import init_logger
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.interface import SchedulerInterface
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.engine.async_llm import AsyncLLM
+from vllm.v1.metrics.stats import SchedulerStats
 from vllm.v1.request import Request
 from vllm.v1.structured_output import StructuredOutputManager
 from vllm.v1.structured_output.backend_types import StructuredOutputGrammar
 
 from seamless_verl.platform.vllm_versions import ending_its_request
-from seamless_verl.replica.preemptions import PreemptionCount
 
 logger = init_logger("vllm.seamless_verl.scheduler")  # shown as vLLM's own in the engine's process
 RESUMED_TOKENS = "seamless_resumed_tokens"
 """In SamplingParams.extra_args: how many ids at the end of the prompt the call produced itself."""
 
 
-class GrammarScheduler(PreemptionCount):
-    """vLLM's scheduler with resumed grammars. Owned state: how often the cache was reset, besides that of the count."""
+class GrammarScheduler(Scheduler):  # type: ignore[misc]
+    """vLLM's scheduler with resumed grammars.
 
-    resets = 0
+    Owned state: how often the cache was reset, and the preemptions since the last statistics, but for those of a reset.
+    """
+
+    resets = unsent = 0
+    resetting = False
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         """Raises ValueError where a store beside the cache would keep the KV of old weights."""
@@ -51,7 +61,11 @@ class GrammarScheduler(PreemptionCount):
 
     def reset_prefix_cache(self, *args: Any, **kwargs: Any) -> bool:
         """vLLM's; afterwards no unfinished request has a block's name of before, by which a store may still have it."""
-        reset = super().reset_prefix_cache(*args, **kwargs)
+        self.resetting = True
+        try:
+            reset = bool(super().reset_prefix_cache(*args, **kwargs))
+        finally:
+            self.resetting = False
         if self.connector is not None:
             self.resets += 1
             for request in self.requests.values():
@@ -60,9 +74,36 @@ class GrammarScheduler(PreemptionCount):
                 request.update_block_hashes()
         return reset
 
+    def _preempt_request(self, request: Request, *args: Any, **kwargs: Any) -> None:
+        super()._preempt_request(request, *args, **kwargs)
+        self.unsent += not self.resetting
+
+    def make_stats(self, *args: Any, **kwargs: Any) -> SchedulerStats | None:
+        """vLLM's statistics, where it makes some, with our count; else some that have nothing but the count."""
+        stats: SchedulerStats | None = super().make_stats(*args, **kwargs)
+        if stats is None and self.unsent:
+            stats = SchedulerStats()
+        if stats is not None:
+            stats.prefix_cache_stats.preempted_requests, self.unsent = self.unsent, 0
+        return stats
+
 
 class AsyncGrammarScheduler(GrammarScheduler, AsyncScheduler):  # type: ignore[misc]
     """For an engine that schedules ahead of what it has sampled."""
+
+
+class EnginePreemptions:
+    """Counts what the engine's schedulers send, from when it is made."""
+
+    def __init__(self, engine: AsyncLLM) -> None:
+        self.total = 0
+        self._update = engine.output_processor.update_scheduler_stats
+        engine.output_processor.update_scheduler_stats = self._count
+
+    def _count(self, stats: SchedulerStats | None) -> None:
+        if stats is not None:
+            self.total += stats.prefix_cache_stats.preempted_requests
+        self._update(stats)
 
 
 def lasting_stores(connector: KVConnectorBase_V1 | None) -> list[str]:

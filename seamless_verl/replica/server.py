@@ -31,8 +31,7 @@ from seamless_verl.errors import ConfigError
 from seamless_verl.platform.adaptation import rebound
 from seamless_verl.platform.nvml import UtilizationSampler, utilization_sampler
 from seamless_verl.replica.engine_source import AsyncLLMSource
-from seamless_verl.replica.preemptions import EnginePreemptions
-from seamless_verl.replica.scheduler import SCHEDULER_CLS
+from seamless_verl.replica.scheduler import SCHEDULER_CLS, EnginePreemptions
 from seamless_verl.replica.worker_extension import KV_CACHE, check_replies, extension_name
 from seamless_verl.resources.ledger import Activity, DeviceUse, NodeActivity
 from seamless_verl.rollout.engine import PauseMode

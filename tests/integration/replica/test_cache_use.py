@@ -12,7 +12,7 @@ from support.vllm_engine import Engine, started
 
 from seamless_verl.replica import scheduler
 from seamless_verl.replica.engine_source import AsyncLLMSource
-from seamless_verl.replica.preemptions import EnginePreemptions
+from seamless_verl.replica.scheduler import EnginePreemptions
 from seamless_verl.rollout.engine import PauseMode
 from seamless_verl.trajectory.records import Finish
 
