@@ -193,12 +193,15 @@ class Calls:
         Closing the generator ends the call as CANCELLED. Other errors than a lost replica, such as a defect of an
         engine, are raised, and the call counts as FAILED.
         """
-        version, validation = self._fleet.committed, call.validation
         place, prompt = self._order.enter(
-            call.prompt_ids, key=call.key, group=call.group, version=version, validation=validation
+            call.prompt_ids,
+            key=call.key,
+            group=call.group,
+            version=self._fleet.committed,
+            validation=call.validation,
         )
         progress = CallProgress(call, place, max_losses=self._max_losses, grammars_resume=self._grammars_resume)
-        waiting = self.paused_time.begin(call.key) if call.timed else None
+        waiting = self.paused_time.begin(call.key, counted=call.timed)
         self._begun += 1
         self._running.add(progress)
         try:
@@ -290,18 +293,16 @@ class Calls:
             self._fleet.slots.foresee(prompt, self._order.lengths.shortness(prompt))
 
     async def _attempt(
-        self, progress: CallProgress, prompt: str, waiting: WaitingCall | None
+        self, progress: CallProgress, prompt: str, waiting: WaitingCall
     ) -> AsyncGenerator[TokenChunk, None]:
         """The chunks of one replica, until the call's end or a cut; `waiting` counts its waiting time."""
         slot: Slot | None = None
         finish_reason, unexplained = None, None
         try:
-            if waiting is not None:
-                waiting.set(True)
+            waiting.set(True)
             slot = await self._fleet.slots.acquire(progress.call.affinity, progress.place, prompt)
-            if waiting is not None:
-                waiting.set(slot.replica.state is not SERVING)
-                slot.on_pause = waiting.set
+            waiting.set(slot.replica.state is not SERVING)
+            slot.on_pause = waiting.set
             if not slot.attached:  # dropped between the grant and this task's next turn
                 return
             progress.holds = slot.replica.replica_id
@@ -323,8 +324,7 @@ class Calls:
             unexplained = str(loss)
         finally:
             progress.holds = ""
-            if waiting is not None:
-                waiting.set(False)
+            waiting.set(False)
             if slot is not None:
                 slot.on_pause = None
                 slot.release()

@@ -50,9 +50,10 @@ class PausedTime:
         self.now, self._clocks = now, dict[str, _SessionClock]()
         self._stored = dict[str, float]()  # by earlier processes, of sessions that they had open
 
-    def begin(self, key: str) -> WaitingCall:
-        """A call of this session begins."""
-        return WaitingCall(self._clocks.setdefault(key, _SessionClock()), self.now)
+    def begin(self, key: str, *, counted: bool = True) -> WaitingCall:
+        """A call of this session begins, the waiting of which is `counted`."""
+        clock = self._clocks.setdefault(key, _SessionClock()) if counted else _SessionClock()
+        return WaitingCall(clock, self.now)
 
     def seconds(self, key: str) -> float:
         """Seconds in which a call of this session waited, up to now, since this process began."""

@@ -1,17 +1,13 @@
-"""Routing policies: which serving replica runs a call.
-
-A policy reads a frozen view and returns a replica's id, or None if no serving replica has room. It keeps counts of its
-decisions, and what it can compute again.
-"""
+"""Routing: which serving replica runs a call. The policy reads a frozen view, and keeps counts of its decisions."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from hashlib import blake2b
 from typing import TypeAlias
 
-from seamless_verl.rollout.precedence import Remembered
 from seamless_verl.rollout.replica import ReplicaView
 
 MARGIN = 0.2  # of a replica's capacity: so much busier may a key's first candidate be than its second
@@ -41,10 +37,10 @@ class PrefixAffinity:
 
     def __init__(self) -> None:
         self._counts = dict.fromkeys(self.OUTCOMES, 0)
-        self._sizes: Sizes = ()
-        self._rankings = Remembered[tuple[str, ...]](RANKINGS)  # by key, of replicas of these sizes
+        self._ranking = lru_cache(RANKINGS)(_ranking)
 
     def decide(self, view: FleetView, key: str) -> str | None:
+        """The id of the replica for a call of this key, or None if no serving replica has room."""
         available = {replica.replica_id: replica for replica in view if replica.available}
         ranked = [available[name] for name in self._ranking(_sizes(view), key) if name in available]
         outcome, chosen = _choose([replica for replica in ranked if not replica.coming])
@@ -54,25 +50,18 @@ class PrefixAffinity:
         return chosen.replica_id
 
     def preferred(self, view: FleetView) -> Callable[[str], str | None]:
+        """A function from a key to its preferred replica among the available ones, None without a preference."""
         available, sizes = {replica.replica_id for replica in view if replica.available}, _sizes(view)
         return lambda key: next((name for name in self._ranking(sizes, key) if name in available), None)
 
     def awaited(self, view: FleetView) -> frozenset[str]:
+        """The replicas that do not serve yet, and that calls which prefer them wait for, although others have room."""
         least = min((replica.utilization for replica in view if replica.open), default=math.inf)
         free = (replica for replica in view if replica.coming and replica.load < replica.capacity)
         return frozenset(one.replica_id for one in free if one.starting or one.utilization < least)
 
     def metrics(self) -> dict[str, float]:
         return {f"routing/{outcome}": float(count) for outcome, count in self._counts.items()}
-
-    def _ranking(self, sizes: Sizes, key: str) -> tuple[str, ...]:
-        """The ranking of these replicas, kept until the replicas are others."""
-        if sizes != self._sizes:
-            self._sizes, self._rankings = sizes, Remembered(RANKINGS)
-        if not (found := self._rankings.get(key, ())):
-            found = _ranking(sizes, key)
-        self._rankings.put(key, found)
-        return found
 
 
 def _choose(serving: FleetView) -> tuple[str, ReplicaView | None]:
