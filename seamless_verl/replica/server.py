@@ -33,7 +33,7 @@ from seamless_verl.platform.nvml import UtilizationSampler, utilization_sampler
 from seamless_verl.replica.engine_source import AsyncLLMSource
 from seamless_verl.replica.scheduler import SCHEDULER_CLS, EnginePreemptions
 from seamless_verl.replica.worker_extension import KV_CACHE, check_replies, extension_name
-from seamless_verl.resources.ledger import Activity, DeviceUse, NodeActivity
+from seamless_verl.resources.ledger.activity import Activity, DeviceUse, NodeActivity
 from seamless_verl.rollout.engine import PauseMode
 from seamless_verl.rollout.observation import CacheUse
 from seamless_verl.runtime.checkpoint_marker import system_id

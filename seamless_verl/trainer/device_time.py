@@ -19,17 +19,16 @@ from typing import Any
 import ray
 
 from seamless_verl.data_plane.server_calls import ServerCalls
-from seamless_verl.resources.ledger import (
-    END,
+from seamless_verl.resources.ledger.activity import (
     SAME_CLOCK,
     Activity,
     ActivityReport,
     ClockOffset,
     DeviceUse,
-    Ledger,
     NodeActivity,
-    Trace,
 )
+from seamless_verl.resources.ledger.ledger import Ledger
+from seamless_verl.resources.ledger.trace import END, Trace
 from seamless_verl.runtime.actor_death import ACTOR_GONE, death_reason
 
 logger = logging.getLogger(__name__)

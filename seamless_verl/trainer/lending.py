@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import ray
 
-from seamless_verl.resources.lending import Costs, Decision, LendingPolicy, LendingView, Use
 from seamless_verl.resources.lending.marginal import moving_average
+from seamless_verl.resources.lending.policy import Costs, Decision, LendingPolicy, LendingView, Use
 from seamless_verl.trainer.lending_view import DeviceViews, TrainingProgress
 
 if TYPE_CHECKING:

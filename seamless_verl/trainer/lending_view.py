@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from seamless_verl.resources.lending import Demand, DeviceView, Tag, Use
 from seamless_verl.resources.lending.marginal import moving_average
+from seamless_verl.resources.lending.policy import Demand, DeviceView, Tag, Use
 from seamless_verl.rollout.observation import ReplicaLoad, RolloutObservation
 
 MEASURED_S = 1.0  # the shortest time over which a rate is measured: calls report their tokens in pieces

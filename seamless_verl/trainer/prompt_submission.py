@@ -25,7 +25,7 @@ from seamless_verl.agent_loops.manager import SeamlessAgentLoopManager
 from seamless_verl.config.schema import SeamlessConfig
 from seamless_verl.data_plane.client import DataPlaneClient
 from seamless_verl.resources.ahead import AheadLevel, EngineUse, StalenessBound
-from seamless_verl.resources.lending import Demand
+from seamless_verl.resources.lending.policy import Demand
 from seamless_verl.resources.tail_batching import Draw, DrawView, TailBatching, extra_prompts
 from seamless_verl.runtime.process import BackgroundTask
 from seamless_verl.runtime.sample_lengths import LengthRecord

@@ -26,8 +26,10 @@ from seamless_verl.data_plane.client import DataPlaneClient, PlacedReplica, livi
 from seamless_verl.data_plane.server_calls import ServerCalls
 from seamless_verl.platform.adaptation import rebound
 from seamless_verl.replica.server import SeamlessReplica
-from seamless_verl.resources.ledger import DeviceUse, NodeActivity
-from seamless_verl.resources.lending import LendingPolicy, RecordedPolicy, lending_policy
+from seamless_verl.resources.ledger.activity import DeviceUse, NodeActivity
+from seamless_verl.resources.lending import lending_policy
+from seamless_verl.resources.lending.policy import LendingPolicy
+from seamless_verl.resources.lending.recording import RecordedPolicy
 from seamless_verl.resources.machines import Machine
 from seamless_verl.resources.placement import ReplicaKind
 from seamless_verl.runtime.actor_death import ACTOR_GONE, death_reason

@@ -24,7 +24,7 @@ from verl.utils.import_utils import import_external_libs
 from verl.workers.engine_workers import TrainingWorker
 
 from seamless_verl.algorithms import interpolated, m2po
-from seamless_verl.resources.ledger import Activity, DeviceUse, NodeActivity
+from seamless_verl.resources.ledger.activity import Activity, DeviceUse, NodeActivity
 from seamless_verl.runtime.process import show_log
 from seamless_verl.trainer.corrected_update import CorrectedUpdates
 from seamless_verl.trainer.device_time import record_computations, train_device

@@ -17,7 +17,7 @@ from support.hosts import found
 
 from seamless_verl.replica.engine_source import AsyncLLMSource
 from seamless_verl.replica.server import REAL_TIME_PRIORITY, SeamlessServer
-from seamless_verl.resources.ledger import Activity
+from seamless_verl.resources.ledger.activity import Activity
 from seamless_verl.rollout.engine import PauseMode
 
 PAUSE, RESUME, RPC = "pause_scheduler", "resume_scheduler", "collective_rpc"

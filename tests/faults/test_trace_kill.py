@@ -11,14 +11,16 @@ from pathlib import Path
 import pytest
 from support.ledger import stretches
 
-from seamless_verl.resources.ledger import DeviceUse
+from seamless_verl.resources.ledger.activity import DeviceUse
 from seamless_verl.tools.view.timeline import COLUMN_OF, read_timeline
 
 pytestmark = pytest.mark.integration
 WRITER = """
 import sys, time
 from pathlib import Path
-from seamless_verl.resources.ledger import ActivityReport, DeviceUse, Ledger, Trace, UseSpan
+from seamless_verl.resources.ledger.activity import ActivityReport, DeviceUse, UseSpan
+from seamless_verl.resources.ledger.ledger import Ledger
+from seamless_verl.resources.ledger.trace import Trace
 trace = Trace(Path(sys.argv[1]), ["d0", "d1"], 0.0)
 ledger = Ledger(["d0", "d1"], 0.0, trace=trace)
 for step in range(10**9):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from seamless_verl.resources.ledger import Activity, ActivityReport, DeviceUse, Ledger, UseSpan
+from seamless_verl.resources.ledger.activity import Activity, ActivityReport, DeviceUse, UseSpan
+from seamless_verl.resources.ledger.ledger import Ledger
 from seamless_verl.tools.view.timeline import read_events
 
 

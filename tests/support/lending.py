@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from seamless_verl.resources.lending import Costs, Demand, DeviceView, LendingPolicy, LendingView, Tag, Use
+from seamless_verl.resources.lending.policy import Costs, Demand, DeviceView, LendingPolicy, LendingView, Tag, Use
 
 TAGS = {"B": frozenset({Tag.TRAIN, Tag.ROLLOUT}), "T": frozenset({Tag.TRAIN}), "R": frozenset({Tag.ROLLOUT})}
 DEMAND = Demand(ready=0, needed=4, left_in_step=16, waiting=64)

@@ -23,7 +23,8 @@ from seamless_verl.journal import (
     SessionOpened,
     SqliteJournal,
 )
-from seamless_verl.resources.ledger import Ledger, Trace
+from seamless_verl.resources.ledger.ledger import Ledger
+from seamless_verl.resources.ledger.trace import Trace
 from seamless_verl.runtime.run_description import RunDescription
 from seamless_verl.runtime.step_metrics import StepMetrics
 from seamless_verl.trajectory.records import tokens

@@ -9,47 +9,9 @@ from __future__ import annotations
 
 from seamless_verl.errors import ConfigError
 from seamless_verl.resources.lending.marginal import Marginal
-from seamless_verl.resources.lending.policy import (
-    Assignment,
-    Costs,
-    Decision,
-    Demand,
-    DeviceView,
-    LendingPolicy,
-    LendingReason,
-    LendingView,
-    Never,
-    StepBoundary,
-    Tag,
-    Use,
-)
-from seamless_verl.resources.lending.recording import RecordedPolicy, read_recording
+from seamless_verl.resources.lending.policy import BasePolicy, LendingPolicy, Never, StepBoundary
 
-__all__ = (
-    "POLICIES",
-    "Assignment",
-    "Costs",
-    "Decision",
-    "Demand",
-    "DeviceView",
-    "LendingPolicy",
-    "LendingReason",
-    "LendingView",
-    "Marginal",
-    "Never",
-    "RecordedPolicy",
-    "StepBoundary",
-    "Tag",
-    "Use",
-    "lending_policy",
-    "read_recording",
-)
-
-POLICIES: dict[str, type[Never] | type[StepBoundary] | type[Marginal]] = {
-    "marginal": Marginal,
-    "never": Never,
-    "step_boundary": StepBoundary,
-}
+POLICIES: dict[str, type[BasePolicy]] = {"marginal": Marginal, "never": Never, "step_boundary": StepBoundary}
 
 
 def lending_policy(name: str) -> LendingPolicy:

@@ -1,4 +1,4 @@
-"""Records what a lending policy saw and decided, a line of JSON each, and replays it through another policy.
+"""Records what a lending policy saw and decided, a line of JSON each; tools/simulator/recording.py reads it back.
 
 A file begins with the policy's name and state; a resumed run appends, and begins with them again. So a run's decisions
 can be made again by the simulator's object: the same policy, from the same state, decides the same.
@@ -7,22 +7,15 @@ can be made again by the simulator's object: the same policy, from the same stat
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from seamless_verl.resources.lending.policy import (
-    Assignment,
-    Costs,
     Decision,
-    Demand,
-    DeviceView,
     LendingPolicy,
-    LendingReason,
     LendingView,
-    Tag,
-    Use,
 )
 
 
@@ -54,33 +47,3 @@ class RecordedPolicy:
         self.file.parent.mkdir(parents=True, exist_ok=True)
         with self.file.open("a", encoding="utf-8") as file:
             file.write(json.dumps(row, default=sorted) + "\n")
-
-
-Recorded = tuple[LendingView, Decision]
-
-
-def read_recording(file: Path) -> Iterator[tuple[str, dict[str, Any], list[Recorded]]]:
-    """For each start of the run: the policy's name and state, and its views with what was decided."""
-    parts: list[tuple[str, dict[str, Any], list[Recorded]]] = []
-    for line in file.read_text(encoding="utf-8").splitlines():
-        row = json.loads(line)
-        if "view" in row:
-            parts[-1][2].append((_view(row["view"]), {k: _assignment(v) for k, v in row["decision"].items()}))
-        else:
-            parts.append((row["policy"], row["state"], []))
-    yield from parts
-
-
-def _view(row: dict[str, Any]) -> LendingView:
-    devices = tuple(_device(device) for device in row["devices"])
-    return LendingView(
-        **{**row, "devices": devices, "demand": Demand(**row["demand"]), "costs": Costs(**row["costs"])},
-    )
-
-
-def _device(row: dict[str, Any]) -> DeviceView:
-    return DeviceView(**{**row, "tags": frozenset(map(Tag, row["tags"])), "use": Use(row["use"])})
-
-
-def _assignment(row: dict[str, Any]) -> Assignment:
-    return Assignment(Use(row["use"]), LendingReason(row["reason"]), row["carry"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from seamless_verl.resources.ahead import AheadLevel, EngineUse
-from seamless_verl.resources.lending import Tag
+from seamless_verl.resources.lending.policy import Tag
 from seamless_verl.tools.simulator.cluster import VirtualCluster
 from seamless_verl.tools.simulator.device import SimulatedUse
 from seamless_verl.tools.simulator.scenario import Scheduler

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from seamless_verl.errors import ConfigError
-from seamless_verl.resources.lending import Tag
+from seamless_verl.resources.lending.policy import Tag
 
 HOUR_S = 3600.0
 MOST_DEATHS = HOUR_S  # an hour: one a second

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from random import Random
 
-from seamless_verl.resources.lending import Tag
+from seamless_verl.resources.lending.policy import Tag
 from seamless_verl.tools.simulator.capacity import HOUR_S, CapacityChange, CapacityEvent, CapacityPlan
 from seamless_verl.tools.simulator.cluster import VirtualCluster
 from seamless_verl.tools.simulator.device import SimulatedDevice

@@ -16,7 +16,7 @@ import heapq
 from collections.abc import Callable, Iterable
 from itertools import count
 
-from seamless_verl.resources.lending import Use
+from seamless_verl.resources.lending.policy import Use
 from seamless_verl.tools.simulator.device import SimulatedDevice, SimulatedUse
 from seamless_verl.tools.simulator.engine import SimulatedEngine, SimulatedSample
 from seamless_verl.tools.simulator.machine import MachineProfile

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from seamless_verl.resources.lending import Tag, Use
+from seamless_verl.resources.lending.policy import Tag, Use
 from seamless_verl.tools.simulator.engine import SimulatedEngine
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from seamless_verl.resources.lending import Costs, Demand, DeviceView, LendingPolicy, LendingView, Use
 from seamless_verl.resources.lending.marginal import moving_average
+from seamless_verl.resources.lending.policy import Costs, Demand, DeviceView, LendingPolicy, LendingView, Use
 from seamless_verl.tools.simulator.cluster import VirtualCluster
 from seamless_verl.tools.simulator.device import SimulatedDevice
 from seamless_verl.tools.simulator.engine import SimulatedGroup

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from seamless_verl.resources.lending import Tag
+from seamless_verl.resources.lending.policy import Tag
 from seamless_verl.tools.simulator.device import SimulatedUse
 from seamless_verl.tools.simulator.machine import MachineProfile
 from seamless_verl.tools.simulator.scenario import BOTH, ROLLOUT, TRAIN, Scenario, Scheduler

@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from seamless_verl.errors import ConfigError
-from seamless_verl.resources.lending import Use, read_recording
+from seamless_verl.resources.lending.policy import Use
 from seamless_verl.runtime.step_metrics import FILE as METRICS
+from seamless_verl.tools.simulator.recording import read_recording
 
 RECORDING = "lending.jsonl"
 DEVICE = "seamless/device/"

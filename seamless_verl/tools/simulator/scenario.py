@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from seamless_verl.errors import ConfigError
-from seamless_verl.resources.lending import LendingPolicy, StepBoundary, lending_policy
-from seamless_verl.resources.lending.policy import Tag
+from seamless_verl.resources.lending import lending_policy
+from seamless_verl.resources.lending.policy import LendingPolicy, StepBoundary, Tag
 from seamless_verl.resources.tail_batching import TailBatching, extra_prompts
 from seamless_verl.tools.simulator.capacity import CapacityPlan
 from seamless_verl.tools.simulator.machine import MachineProfile

@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import Any
 
 from seamless_verl.resources.ahead import StalenessBound
-from seamless_verl.resources.lending import LendingPolicy
+from seamless_verl.resources.lending.policy import LendingPolicy
 from seamless_verl.tools.simulator.ahead_control import AheadControl
 from seamless_verl.tools.simulator.capacity_control import CapacityController
 from seamless_verl.tools.simulator.cluster import VirtualCluster

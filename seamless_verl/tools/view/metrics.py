@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from seamless_verl.resources.ledger import DeviceUse
+from seamless_verl.resources.ledger.activity import DeviceUse
 from seamless_verl.runtime.step_metrics import CORE, FILE, StepRow, read_steps, reward_metrics
 
 MAX_POINTS = 2000  # steps of a chart

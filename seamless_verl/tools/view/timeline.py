@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from seamless_verl.resources.ledger import DeviceUse
+from seamless_verl.resources.ledger.activity import DeviceUse
 from seamless_verl.resources.ledger.trace import DEVICES, LATE, STEPS
 
 STRETCH_PREFIXES = tuple(b'{"ph":"X","pid":%d,' % process for process in (DEVICES, LATE))  # of their lines

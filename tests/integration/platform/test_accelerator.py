@@ -14,7 +14,7 @@ from omegaconf import OmegaConf
 from seamless_verl.replica import server, worker_extension
 from seamless_verl.replica.load_plan import PlanCache
 from seamless_verl.replica.worker_extension import MappedReceiver, SeamlessWorkerExtension, no_preparation
-from seamless_verl.resources.ledger import Activity
+from seamless_verl.resources.ledger.activity import Activity
 from seamless_verl.resources.tags import Layout
 from seamless_verl.runtime.process import BackgroundTask
 from seamless_verl.trainer import setup, workers

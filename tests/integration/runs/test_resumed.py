@@ -11,8 +11,10 @@ import pytest
 from support.job import SEAMLESS, Job, run
 from support.job_ends import WITHOUT_REPLY, leftovers, stopped
 
-from seamless_verl.resources.lending import Marginal, lending_policy, read_recording
+from seamless_verl.resources.lending import lending_policy
+from seamless_verl.resources.lending.marginal import Marginal
 from seamless_verl.runtime.step_metrics import StepMetrics
+from seamless_verl.tools.simulator.recording import read_recording
 
 pytestmark = [pytest.mark.integration, pytest.mark.long]
 TAGGED: dict[str, Any] = {

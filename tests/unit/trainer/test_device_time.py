@@ -10,7 +10,7 @@ import pytest
 import ray
 from support.ledger import Clock
 
-from seamless_verl.resources.ledger import Activity, DeviceUse, NodeActivity
+from seamless_verl.resources.ledger.activity import Activity, DeviceUse, NodeActivity
 from seamless_verl.trainer import device_time as module
 from seamless_verl.trainer.device_time import DeviceTime, LostSource, unused_path
 

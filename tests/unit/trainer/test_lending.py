@@ -12,18 +12,17 @@ from typing import Any
 
 import pytest
 
-from seamless_verl.resources.lending import (
+from seamless_verl.resources.lending.marginal import GroupInterval, Marginal
+from seamless_verl.resources.lending.policy import (
     Assignment,
     Decision,
     Demand,
     LendingReason,
     LendingView,
-    Marginal,
     Never,
     StepBoundary,
     Use,
 )
-from seamless_verl.resources.lending.marginal import GroupInterval
 from seamless_verl.rollout.observation import ReplicaLoad, RolloutObservation
 from seamless_verl.tools.simulator.scenario import BOTH as SIMULATED_BOTH
 from seamless_verl.tools.simulator.scenario import Scenario, Scheduler

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from seamless_verl.resources.lending import Demand, Tag, Use
+from seamless_verl.resources.lending.policy import Demand, Tag, Use
 from seamless_verl.rollout.observation import ReplicaLoad, RolloutObservation, merged
 from seamless_verl.trainer.lending_view import DeviceViews, ReplicaRates, RunDevices, TrainingProgress
 

@@ -13,8 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.ledger import Clock, make_activity, span
 
-from seamless_verl.resources.ledger import Activity, ActivityReport, ClockOffset, DeviceUse
-from seamless_verl.resources.ledger.activity import DRIFT
+from seamless_verl.resources.ledger.activity import DRIFT, Activity, ActivityReport, ClockOffset, DeviceUse
 
 
 def test_a_block_is_a_span() -> None:

@@ -6,7 +6,7 @@ import pytest
 from support.ledger import activity_report, interval_count, make_ledger, seconds, span
 
 from seamless_verl.errors import IntegrityError
-from seamless_verl.resources.ledger import BUSY, ActivityReport, ClockOffset, DeviceUse
+from seamless_verl.resources.ledger.activity import BUSY, ActivityReport, ClockOffset, DeviceUse
 from seamless_verl.resources.ledger.device import DeviceLedger, IntervalSet, Slice, compare_sweeps, sweep
 
 

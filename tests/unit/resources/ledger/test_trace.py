@@ -13,7 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.ledger import activity_report, make_ledger, span, stretches
 
-from seamless_verl.resources.ledger import BUSY, DeviceUse, Ledger, Trace
+from seamless_verl.resources.ledger.activity import BUSY, DeviceUse
+from seamless_verl.resources.ledger.ledger import Ledger
+from seamless_verl.resources.ledger.trace import Trace
 from seamless_verl.tools.view.timeline import COLUMN_OF, read_events, read_timeline
 
 

@@ -13,17 +13,16 @@ from hypothesis import strategies as st
 from support.lending import COSTS, observe_group_interval, uses, view
 
 from seamless_verl.errors import ConfigError
-from seamless_verl.resources.lending import (
-    POLICIES,
+from seamless_verl.resources.lending import POLICIES, lending_policy
+from seamless_verl.resources.lending.marginal import Marginal
+from seamless_verl.resources.lending.policy import (
     Costs,
     LendingPolicy,
     LendingReason,
     LendingView,
-    Marginal,
     Never,
     StepBoundary,
     Use,
-    lending_policy,
 )
 
 EXPENSIVE = Costs(switch_to_rollout_s=20.0, switch_to_train_s=20.0, train_s=0.4)

@@ -16,7 +16,9 @@ from hypothesis import strategies as st
 from support.lending import view
 
 from seamless_verl.errors import ConfigError
-from seamless_verl.resources.lending import DeviceView, Marginal, RecordedPolicy, Use
+from seamless_verl.resources.lending.marginal import Marginal
+from seamless_verl.resources.lending.policy import DeviceView, Use
+from seamless_verl.resources.lending.recording import RecordedPolicy
 from seamless_verl.tools.simulator.calibration import (
     RatesSource,
     fit,

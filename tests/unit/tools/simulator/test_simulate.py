@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from seamless_verl.errors import ConfigError
-from seamless_verl.resources.lending import Decision, LendingView, Marginal
+from seamless_verl.resources.lending.marginal import Marginal
+from seamless_verl.resources.lending.policy import Decision, LendingView
 from seamless_verl.tools.bench.training.workloads import WORKLOADS as BENCH_WORKLOADS
 from seamless_verl.tools.simulator.__main__ import main
 from seamless_verl.tools.simulator.device import SimulatedUse

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from support.ledger import activity_report, make_ledger, span
 
-from seamless_verl.resources.ledger import END, Trace
+from seamless_verl.resources.ledger.trace import END, Trace
 from seamless_verl.tools.view.devices import MAX_LANES, WHOLE, Lanes, read_lanes
 
 

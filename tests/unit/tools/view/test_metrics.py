@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from seamless_verl.resources.ledger import DeviceUse
+from seamless_verl.resources.ledger.activity import DeviceUse
 from seamless_verl.runtime.step_metrics import StepMetrics, StepRow
 from seamless_verl.tools.view import metrics
 from seamless_verl.tools.view.metrics import CHARTS, MetricsReader, read_series
