@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -196,7 +197,12 @@ class ReplicaConnections:
     async def _try_once(self, address: ReplicaAddress) -> str | None:
         """Tries to reconnect; returns the problem if it is to be tried again."""
         try:
-            engine = await self._connect(address)
+            try:
+                engine = await self._connect(address)
+            except OSError as error:
+                with suppress(ray.exceptions.ActorUnavailableError):  # it may live
+                    await address.server.status.remote()
+                return f"{type(error).__name__}: {error}"
             try:
                 version, paused = await address.server.status.remote()
                 mode = paused and PauseMode(paused)
@@ -212,22 +218,9 @@ class ReplicaConnections:
                 return str(cause)
             self.give_up(address.replica_id, LossReason.DIED, f"its server is dead: {death_reason(error)}")
             return None
-        except OSError as error:
-            return await self._check_server(address, error)
         logger.warning("replica %s was unreachable and is %s again", address.replica_id, state)
         self._restore(address, engine, state, committed)
         return None
-
-    async def _check_server(self, address: ReplicaAddress, error: OSError) -> str | None:
-        """The problem of a port that cannot be connected to; None if the server is dead."""
-        try:
-            await address.server.status.remote()
-        except ray.exceptions.ActorUnavailableError:
-            pass
-        except ACTOR_GONE as dead:
-            self.give_up(address.replica_id, LossReason.DIED, f"its server is dead: {death_reason(dead)}")
-            return None
-        return f"{type(error).__name__}: {error}"
 
     def give_up(self, name: str, reason: LossReason, detail: str) -> None:
         """Reconnects to this replica no more."""
