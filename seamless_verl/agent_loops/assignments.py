@@ -48,9 +48,8 @@ PROMPT_DEATHS = 2  # of workers that had the same prompt, before it is given up
 
 @dataclass(frozen=True)
 class AssignedPrompt:
-    """The row `place` of a batch that this worker was given; `first` is the number of the first session to run.
-
-    `deaths` is how many workers have died while they had it.
+    """The row `place` of a batch that this worker was given; `first` is the number of the first session to run,
+    `deaths` how many workers have died while they had it.
     """
 
     worker: int
@@ -62,9 +61,8 @@ class AssignedPrompt:
 
 
 class Assignments:
-    """Prompts by uid, from when a worker was given them until somebody says that they have ended.
-
-    Those of `deferred` are to end, and their workers have not said that they did.
+    """Prompts by uid, from when a worker was given them until somebody says that they have ended. Those of
+    `deferred` are to end, and their workers have not said that they did.
     """
 
     def __init__(self) -> None:
@@ -73,9 +71,8 @@ class Assignments:
         self.full = PRUNED
 
     def add(self, number: int, batch: Any, deaths: Mapping[str, int] | None = None) -> None:
-        """Worker `number` is given this batch; a prompt that was given before, and is given again, is now this one.
-
-        `deaths` are those of prompts that are begun again.
+        """Worker `number` is given this batch, again if it was given before; `deaths` are those of prompts begun
+        again.
         """
         partition = VALIDATION if tu.get(batch, "validate", False) else TRAIN
         firsts = column(batch, FIRST) if FIRST in batch else [0] * len(batch)

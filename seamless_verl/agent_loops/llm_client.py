@@ -22,9 +22,8 @@ UNUSED = ("priority", "mm_processor_output")  # the data plane orders calls; the
 
 
 class Versions(list[int]):
-    """The weight version of each token that a conversation generated; it grows with every turn.
-
-    A loop of several turns keeps the `extra_fields` of its first turn, which refer to this list.
+    """The weight version of each token that a conversation generated; it grows with every turn, for a loop of
+    several turns keeps the `extra_fields` of its first turn.
     """
 
 

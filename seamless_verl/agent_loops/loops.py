@@ -247,10 +247,7 @@ class CommandAgentLoop(LocalAgentLoop):
 
 
 class RunnerAgentLoop(SessionAgentLoop):
-    """Has a runner, a process outside of the run that asks for tasks over HTTP, run the agent.
-
-    When a runner is lost, its session is dropped and the task begins again with another one.
-    """
+    """Has a runner, a process outside of the run that asks for tasks over HTTP, run the agent."""
 
     SETTINGS = RunnerSettings
     settings: RunnerSettings

@@ -97,10 +97,7 @@ class SeamlessAgentLoopManager(AgentLoopManagerTQ):  # type: ignore[misc]
         self.restarts, self.lost = RestartLimit(limit), LostPrompts(self.assignments, planes)
 
     def begin_again(self, number: int) -> None:
-        """Starts another worker in the place of this dead one, and gives it what that had not ended.
-
-        It does not wait for the new worker: whether that starts, the watch of deaths sees.
-        """
+        """Starts another worker in the place of this dead one, without a wait for it; it gets what had not ended."""
         assert self.lost is not None
         with self.lock:
             self.agent_loop_workers[number] = self._start_worker(number)

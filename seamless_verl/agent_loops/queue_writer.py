@@ -36,9 +36,8 @@ class PendingWrite:
 
 
 class QueueWriter:
-    """A writer for one event loop. Owned state: the pending writes, and the task that puts them.
-
-    `since` is when the put began that runs, on the monotonic clock; None while none does.
+    """A writer for one event loop. Owned state: the pending writes, the task that puts them, and since when a put
+    runs, on the monotonic clock.
     """
 
     def __init__(self) -> None:
@@ -74,10 +73,7 @@ class QueueWriter:
 
 
 async def put_batch(writes: Sequence[PendingWrite], partition: str) -> None:
-    """Puts the rows of all writes; if that fails, those of each write alone, since only one may be at fault.
-
-    All rows of a put have the same columns.
-    """
+    """Puts the rows of all writes, those of the same columns together; if that fails, those of each write alone."""
     by_columns: defaultdict[frozenset[str], list[Row]] = defaultdict(list)
     for row in (row for write in writes for row in write.rows):
         by_columns[frozenset(row.columns)].append(row)

@@ -184,10 +184,7 @@ def has_old_logprobs(tag: Mapping[str, Any]) -> bool:
 
 
 def labelled(rows: list[Row], prompt: str, reward: float | None) -> list[Row]:
-    """The rows of a session with its prompt and reward in their tags, for a sampler; without one as they are.
-
-    Tags are read at each look at the queue, columns only when a batch is trained.
-    """
+    """The rows of a session with its prompt and reward in their tags, for a sampler; without a prompt as they are."""
     label = {"prompt": prompt, "reward": reward}
     return [row._replace(tag=row.tag | label) for row in rows] if prompt else rows
 

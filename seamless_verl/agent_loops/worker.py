@@ -162,9 +162,8 @@ class SeamlessAgentLoopWorker(plain_class(AgentLoopWorkerTQ)):  # type: ignore[m
             await asyncio.wait({self.writer.writing}, timeout=STOP_S)
 
     async def defer(self, uids: Collection[str]) -> None:
-        """Ends the groups of these prompts that still run; one whose last session has ended is handed over first.
-
-        Nothing of them is put any more, also if an agent does not end.
+        """Ends the groups of these prompts that still run, and puts nothing of them; one whose last session has
+        ended is handed over first.
         """
         running = [(group, task) for uid, (group, task) in self.running.items() if uid in uids]
         for group, task in running:

@@ -41,9 +41,7 @@ from seamless_verl.errors import ConfigError
 def load_agent(where: str, *, key: str = "agent") -> Callable[..., Any]:
     """The callable at `where`; each call runs a file again, so load once and keep it.
 
-    Raises:
-        ConfigError: with `key` as the setting's name, for a module or file that does not exist, one whose import
-            raises (that error is the cause), a missing name, and a name that cannot be called.
+    Raises ConfigError, with `key` as the setting's name; an error of an import is its cause.
     """
     place, _, name = where.rpartition(":")
     if not place or not name:

@@ -11,10 +11,7 @@ from seamless_verl.errors import ConfigError
 
 @dataclass(frozen=True)
 class Endpoint:
-    """One session for its agent: the gateway's address without `/v1`, the session's own key, its id.
-
-    Raises ConfigError when the address is no http URL, or ends in `/v1`, which is added for each API.
-    """
+    """One session for its agent: the gateway's address without `/v1`, the session's own key, its id."""
 
     base_url: str
     session_key: str = field(repr=False)

@@ -116,12 +116,10 @@ class DataPlane(PlaneLifecycle):
         """Metrics of all data planes, after their conservation laws were checked and a replica was found to serve.
 
         While replicas are `loading` or are started again, or training has the devices of some, none need serve. Nor
-        where the first data plane was killed within a command that had stopped the routing here: its successor, which
-        asks, looks at its own replicas, and the command is repeated.
+        where the first data plane was killed within a command that had stopped the routing here, which is repeated.
 
-        Raises:
-            IntegrityError: a law does not hold.
-            ReplicaLostError: no replica serves or will, so that every call would wait for ever.
+        Raises IntegrityError, and ReplicaLostError where no replica serves or will, so that calls would wait for
+        ever.
         """
         await self.ensure_started()
         async with self.manager.exclusive():
@@ -212,13 +210,10 @@ class DataPlane(PlaneLifecycle):
         validation: bool = False,
         media: bytes = b"",
     ) -> Generated:
-        """Runs one call to its end. `sampling` has vLLM's fields; calls of one `name` prefer the same replica.
+        """Runs one call to its end; raises CallError if it failed for good.
 
-        `group` is the uid of the prompt that it is for, "" for none; `validation` says that it is not trained; `media`
-        is that of EngineRequest.
-
-        Raises:
-            CallError: the call failed for good.
+        `sampling` has vLLM's fields; calls of one `name` prefer the same replica. `group` is the uid of the prompt
+        that it is for, "" for none; `validation` says that it is not trained; `media` is that of EngineRequest.
         """
         task = asyncio.current_task()
         assert task is not None

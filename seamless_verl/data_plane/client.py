@@ -102,9 +102,7 @@ class DataPlaneClient:
     def attach(self, replicas: Sequence[PlacedReplica], *, keep_kv: bool) -> None:
         """Makes the replicas' servers listen and the data planes connect; replicas serve after their next update.
 
-        Raises:
-            ReplicaLostError: some do not listen within `seamless.watchdog.transition_s`.
-            ray.exceptions.RayError: some are dead, or cannot be connected to.
+        Raises ReplicaLostError where some do not listen within `seamless.watchdog.transition_s`.
         """
         servers = [placed.replica.server_handle for placed in replicas]
         listening = [
@@ -226,10 +224,7 @@ def capacity_share(whole: int, shard: int, shards: int) -> int:
 
 
 def plane_for(config: DictConfig, key: str) -> Any:
-    """The data plane's actor for a session or a call of this name, in a job of this config.
-
-    A process looks up its job's data planes once: the handle of an actor stays valid when Ray restarts it.
-    """
+    """The data plane's actor for a session or a call of this name; a process looks up those of its job once."""
     context = ray.get_runtime_context()
     job = (context.get_session_name(), context.get_job_id())  # a driver may connect to several
     if job not in _planes:

@@ -144,10 +144,6 @@ class ReplicaConnections:
         """Connects to a replica that listens; a second call changes nothing. It serves after its next update.
 
         A server at another address takes the place of the one that was attached before, which is lost.
-
-        Raises:
-            WireError: the server refuses the connection.
-            OSError: the server is not reachable.
         """
         name = address.replica_id
         if self.addresses.get(name) == address and name in self.fleet:
@@ -262,10 +258,7 @@ class ReplicaConnections:
         return []
 
     async def watch(self) -> None:
-        """Asks each replica from time to time how its cache is used; one that does not reply is lost.
-
-        One that hangs delays the next look by `reply_s` once.
-        """
+        """Asks each replica from time to time how its cache is used; one that does not reply is lost."""
 
         async def look(control: ActorControl) -> None:
             self.cache_use.look(control.replica_id, await control.cache_use())

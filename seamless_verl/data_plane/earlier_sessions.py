@@ -178,10 +178,7 @@ class EarlierSessions:
         return frozenset(uid for uid, _ in self.candidates)
 
     async def take(self, uid: str, sample: str, submitted: int) -> StoredSession | None:
-        """The session at this place of the group, for a prompt that is submitted in this step; None if there is none.
-
-        A repetition returns the same.
-        """
+        """The session at this place of the group, for a prompt submitted in this step; None if there is none."""
         session = self.candidates.get((uid, sample))
         if session is None:
             return None

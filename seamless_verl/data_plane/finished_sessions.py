@@ -68,9 +68,8 @@ class TakenUpSession:
 
 @dataclass(frozen=True)
 class HandedNote:
-    """What the journal keeps of a session's hand-over: why it was dropped or its agent failed, and all its rewards.
-
-    The tokens of one that was dropped are counted under `dropped`.
+    """What the journal keeps of a session's hand-over: why it was dropped, or its agent failed, and all its
+    rewards; the tokens of one that was dropped are counted under `dropped`.
     """
 
     uid: str = ""

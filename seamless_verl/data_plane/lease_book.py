@@ -84,12 +84,9 @@ class LeasedTask:
 
 @dataclass(frozen=True)
 class EndedLease:
-    """What became of a task by the end of a lease, or of its time in the queue; `lease_id` is empty for the second.
+    """What became of a task by the end of a lease, or of its time in the queue; then `lease_id` is empty."""
 
-    `kind` is that of the journal's event.
-    """
-
-    kind: str
+    kind: str  # of the event in the journal
     task_id: str
     lease_id: str
     runner: str
@@ -158,10 +155,7 @@ class LeaseBook:
         self._counts[QUEUED] += 1
 
     def next_for(self, agents: Collection[str], ready: Container[str] | None = None) -> str | None:
-        """The queued task that a runner with these agents is to take, of those that are `ready`; None if there is none.
-
-        Without `ready` all of them are.
-        """
+        """The queued task that a runner with these agents is to take, of those that are `ready`, by default of all."""
         found = [entry for agent in agents if (entry := self._first_of(agent, ready)) is not None]
         return min(found)[1] if found else None
 

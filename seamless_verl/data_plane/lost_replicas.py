@@ -23,10 +23,7 @@ from seamless_verl.rollout.restarts import LossReason, ReplicaLoss
 
 
 class LostReplicas:
-    """Follows the fleet's replicas from their loss to their return or replacement, until `stop`.
-
-    `on_failure` gets what fails in a task: ReplicaLostError when no replica is left.
-    """
+    """Follows replicas from their loss to their return or replacement; `on_failure` gets what fails in a task."""
 
     def __init__(
         self,

@@ -78,9 +78,8 @@ class TaskPolls:
         self._waiting: dict[asyncio.Future[str], Collection[str]] = {}
 
     async def wait(self, agents: Collection[str]) -> None:
-        """Until a task for one of these agents may be there; another request can have taken it.
-
-        Cancelled at the moment at which it is woken, it wakes another one.
+        """Until a task for one of these agents may be there; another request can have taken it. Cancelled at the
+        moment at which it is woken, it wakes another one.
         """
         woken: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._waiting[woken] = agents
@@ -263,9 +262,8 @@ class RunnerTasks:
     # The agent loops' side
 
     async def run(self, order: TaskOrder) -> TaskResult:
-        """Has the task done by a runner; returns how it ended. Cancelled, the task is withdrawn.
-
-        Repeated for a task that is in the book, it waits for the same result.
+        """Has the task done by a runner; returns how it ended, the same when it is repeated. Cancelled, it is
+        withdrawn.
         """
         order = await self._of_earlier_lease(order)
         task_id = order.task_id
@@ -296,9 +294,8 @@ class RunnerTasks:
         return replace(order, task_id=task_id)
 
     async def release(self, uids: Collection[str], unwanted: Collection[str], handing: Collection[str]) -> None:
-        """The agent loops of these prompts are gone: leases go on for the next that asks, other tasks are withdrawn.
-
-        So are all tasks of the `unwanted` among them. Sessions whose results are `handing` over stay as they are.
+        """The agent loops of these prompts are gone: leases go on for the next that asks; other tasks, and those of
+        the `unwanted`, are withdrawn. Sessions whose results are `handing` over stay as they are.
         """
         for task_id in [name for name, order in self._orders.items() if str(order.opening.get("uid")) in uids]:
             session_id = self.lease_sessions.of(self.leases[task_id].lease_id) if task_id in self.leases else ""

@@ -100,8 +100,7 @@ class Sessions:
     ) -> None:
         """Starts the gateway; `restarted` after a death, it continues the sessions that were open then.
 
-        Of the sessions that an earlier start of the run left open it continues those that are `kept`. `outside` serves
-        runners.
+        Of those that an earlier start of the run left open it continues the `kept` ones. `outside` serves runners.
         """
         # Imported here, since vLLM's serving classes take seconds to import and few processes need them.
         from seamless_verl.gateway.recorder import JournalRecorder
@@ -211,8 +210,7 @@ class Sessions:
 
     async def drop(self, session_id: str, reason: Closed, dropped: DropReason, why: str) -> None:
         """Ends a session whose agent is gone: nothing of it is trained, and its tokens are counted for this reason.
-
-        `why` is for the journal's readers. One that was handed over, or dropped, at this moment is left.
+        One that was handed over, or dropped, at this moment is left.
         """
         self.earlier.dropping(session_id)
         try:
@@ -292,9 +290,8 @@ class Sessions:
             return self.accounts.finished(record, version)
 
     async def take_up(self, uid: str, sample: str, submitted: int, version: int) -> TakenUpSession | None:
-        """The session of an earlier start at this place, for a prompt submitted in this step; None if there is none.
-
-        It is acknowledged as one that was closed here. A repetition returns the same.
+        """The session of an earlier start at this place, for a prompt submitted in this step; None if there is
+        none.
         """
         stored = await self.earlier.take(uid, sample, submitted)
         result = None if stored is None else result_of(stored.handing)
