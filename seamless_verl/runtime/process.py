@@ -64,10 +64,16 @@ def end_with_process(pid: int) -> None:
 
 
 def _end_after(other: int) -> None:
-    ends = select.poll()  # `select` takes no descriptor above 1023
-    ends.register(other, select.POLLIN)
-    ends.poll()
+    await_end(other)
     os._exit(1)
+
+
+def await_end(process: int) -> None:
+    """Returns when the process of this handle, a pidfd, has ended; closes the handle."""
+    ends = select.poll()  # `select` takes no descriptor above 1023
+    ends.register(process, select.POLLIN)
+    ends.poll()
+    os.close(process)
 
 
 T = TypeVar("T")

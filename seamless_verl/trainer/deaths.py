@@ -1,21 +1,35 @@
-"""Finds out within seconds that an actor died without which a run would wait for ever.
+"""Names within seconds what a run lost: an actor that it needs, a node, or one of Ray's own processes.
 
-Replicas and data planes are not among them: a run survives their deaths. Ray tells a death only to those who wait for
-a reply, so each actor always has one call of ours that only says where it is; it is answered when the actor has time.
+Replicas and data planes are not among the actors: a run survives their deaths. Ray tells a death only to those who wait
+for a reply, so each actor always has one call of ours that only says where it is; it is answered when the actor has
+time. Of Ray's own processes nobody else says that they ended, or only much later: without its GCS all others end a
+minute later, without an error that names it.
 """
 
 from __future__ import annotations
 
+import logging
+import os
+import signal
+import subprocess
+import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import ray
 from transfer_queue import interface
 
 from seamless_verl.errors import ActorLostError
+from seamless_verl.resources.machines import ClockReading, ClusterNode, Machine, describe_clock, describe_loss
 from seamless_verl.runtime.actor_death import ACTOR_GONE, ENDED, last_line
+from seamless_verl.runtime.console import say
+from seamless_verl.runtime.last_screen import KILLED, keep_cause
+from seamless_verl.runtime.process import await_end
+from seamless_verl.trainer.cluster import cluster_nodes
 
+logger = logging.getLogger(__name__)
 LOOP_WORKER = "agent loop worker"
 SOON_S = 5.0  # for the call to a dead actor to fail, after another call to it did
 NODE_DEAD_S = 45.0  # for Ray to know that a node is dead, which takes some 15 s: until then its actors are unavailable
@@ -25,6 +39,13 @@ CODE_OF_USERS = {
     REWARD_WORKER: "The reward function runs in it: one that raises an error loses its session alone",
     LOOP_WORKER: "An agent that is a function runs in it: as a command, or in a runner, it would end alone",
 }
+CLOCK_REPLY_S = 10.0
+NEEDED = ("gcs_server", "raylet")
+LOG_MONITOR = "log_monitor"
+SILENT = (
+    "Ray's log monitor has ended, so nothing more that the run's processes print is shown, but its steps are; "
+    "what they print is in Ray's logs"
+)
 
 
 class DeathWatch:
@@ -121,3 +142,74 @@ def queue_actors() -> dict[str, Any]:
     controller = {} if interface._TQ_CONTROLLER is None else {"TransferQueue controller": interface._TQ_CONTROLLER}
     units = (interface._TQ_STORAGE or {}).get("SimpleStorage") or {}
     return controller | numbered("TransferQueue storage", units.values())
+
+
+class NodeWatch:
+    """Watches the nodes of the cluster. `machines` gives the machines of the run that are on each node, by its id."""
+
+    def __init__(
+        self,
+        machines: Callable[[], Mapping[str, Sequence[Machine]]],
+        nodes: Callable[[], Sequence[ClusterNode]] = cluster_nodes,
+    ) -> None:
+        self.machines, self.nodes = machines, nodes
+        self.alive = {node.node_id: node for node in nodes()}
+        self.gone: dict[str, str] = {}  # what is said of each node that went, by its id
+
+    def check(self) -> None:
+        """Logs the nodes that went and came since the last call. Those of the trainer are reported by their actors."""
+        now = {node.node_id: node for node in self.nodes()}
+        for name, node in self.alive.items():
+            if name not in now:
+                self.gone[name] = describe_loss(node, self.machines().get(name, ()))
+                logger.error("%s", self.gone[name])
+        for name, node in now.items():
+            if name not in self.alive:
+                logger.warning("node %s has joined (%s)", node.address, node)
+        self.alive = now
+
+    def describe(self, node_id: str) -> str | None:
+        """What is said of a node that is gone; None for one that lives."""
+        self.check()
+        return self.gone.get(node_id)
+
+
+def clock_warnings(actors: Mapping[str, Any]) -> list[str]:
+    """A warning for each of these actors, by name, whose clock differs from this process's by more than CLOCK_S."""
+    asked, readings = time.time(), dict[str, ClockReading]()
+    calls = {actor.__ray_call__.remote(own_clock): name for name, actor in actors.items()}
+    done, _ = ray.wait(list(calls), num_returns=len(calls), timeout=CLOCK_REPLY_S) if calls else ([], [])
+    for call in done:
+        try:
+            readings[calls[call]] = ClockReading(asked, ray.get(call), time.time())
+        except ACTOR_GONE:  # reported as a death
+            continue
+    return [text for name, reading in readings.items() if (text := describe_clock(name, reading)) is not None]
+
+
+def own_clock(actor: Any) -> float:
+    return time.time()
+
+
+def watch_ray_processes() -> None:
+    """From now on, in the process that started Ray: one that is needed is the cause of the run's end, if it ends."""
+    node = ray._private.worker._global_node  # None in a cluster that was there before
+    processes = {} if node is None else node.all_processes
+    for name in (*NEEDED, LOG_MONITOR):
+        if info := processes.get(name):
+            process = info[0].process
+            with suppress(OSError):  # it has ended, or the system gives out no handles of processes
+                awaited = (name, process, os.pidfd_open(process.pid))
+                threading.Thread(target=_say_end, args=awaited, name=f"end of {name}", daemon=True).start()
+
+
+def _say_end(name: str, process: subprocess.Popen[bytes], handle: int) -> None:
+    await_end(handle)
+    if not ray.is_initialized():  # the run ends
+        return
+    code = process.poll()
+    by = f" by {signal.Signals(-code).name}, {KILLED}" if code == -signal.SIGKILL else ""
+    if name == LOG_MONITOR:
+        say(SILENT)
+    else:
+        keep_cause(f"Ray's process {name} (process id {process.pid}) was ended{by}")

@@ -22,8 +22,8 @@ from seamless_verl.platform.adaptation import ActorClassWith
 from seamless_verl.resources.machines import ClusterNode, Machine, describe_loss, runner_node
 from seamless_verl.runtime.actor_death import last_line
 from seamless_verl.trainer.cluster import cluster_nodes
+from seamless_verl.trainer.deaths import watch_ray_processes
 from seamless_verl.trainer.pools import TagPools
-from seamless_verl.trainer.ray_processes import watch_ray_processes
 from seamless_verl.trainer.task_runner import task_runner_class
 
 

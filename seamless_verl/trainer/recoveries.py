@@ -1,12 +1,11 @@
-"""What a run does about a part that is over its limit, and the stacks that it logs of it.
+"""What a run does about a part that is over its limit, and about an agent loop worker that died.
 
-| over its limit | recovery |
+| what | recovery |
 |---|---|
 | a replica that gives no tokens | it is given up, and by default started again; its calls continue on others |
 | a group that waits for an agent that has no call | its session is ended, as a failed one |
 | the server of a replica | its data plane gives it up by itself, at the same limit |
-
-An agent loop worker that is dead is started again by `LoopRestarts`.
+| an agent loop worker that is dead | another one is started in its place |
 
 Others have none: verl's TransferQueue and a transfer of weights cannot be begun again by another thread.
 """
@@ -14,7 +13,7 @@ Others have none: verl's TransferQueue and a transfer of weights cannot be begun
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -25,28 +24,30 @@ from seamless_verl.agent_loops.assignments import SETTING, WINDOW_S
 from seamless_verl.data_plane.waits import group_name, session_name
 from seamless_verl.errors import ActorLostError, shorten
 from seamless_verl.runtime.actor_death import ACTOR_GONE, death_reason
-from seamless_verl.runtime.process import BackgroundTask, own_stacks, stack_report
-from seamless_verl.runtime.waits import TRAINER, Blocked, WaitKind, is_over
-from seamless_verl.trainer.deaths import LOOP_WORKER, DeathWatch, numbered
-from seamless_verl.trainer.run_waits import FIRST_PLANE, REPLY_S, SETTINGS, RunParts, RunWaits, limits_of
-from seamless_verl.trainer.stuck_watch import Recover, StuckWatch
-from seamless_verl.trainer.watchdog import Watchdog, stack_reports
+from seamless_verl.runtime.process import BackgroundTask
+from seamless_verl.runtime.waits import Blocked, WaitKind, is_over
+from seamless_verl.trainer.deaths import LOOP_WORKER
+from seamless_verl.trainer.run_waits import REPLY_S, SETTINGS
+from seamless_verl.trainer.watchdog import Recover
 
 if TYPE_CHECKING:
     from seamless_verl.agent_loops.manager import SeamlessAgentLoopManager
-    from seamless_verl.trainer.trainer import SeamlessTrainer
 
 logger = logging.getLogger(__name__)
 
 
 class Recoveries:
-    """The recoveries of a run, by the first data plane and the agent loop manager, None for one of the user's own."""
+    """The recoveries of a run, by the first data plane and the agent loop manager, None for one of the user's own.
+
+    Dead agent loop workers are started again each in a thread, so that none of its waits holds up the watchdog.
+    """
 
     def __init__(self, plane: Any, loops: SeamlessAgentLoopManager | None) -> None:
         self.plane, self.loops = plane, loops
+        self.starting = dict[int, BackgroundTask[None]]()
 
     @property
-    def by_kind(self) -> dict[WaitKind, Recover]:
+    def by_kind(self) -> Mapping[WaitKind, Recover]:
         """By the kind of the node that is over its limit."""
         return {
             WaitKind.REPLICA: self.give_up,
@@ -82,24 +83,12 @@ class Recoveries:
         self.loops.end_stuck(group.name.removeprefix(group_name("")), session, reason)
         return True
 
-
-class LoopRestarts:
-    """Has dead agent loop workers started again, each in a thread, so that none of its waits holds up the watchdog.
-
-    `loops` is None for a manager of the user's own, whose workers are not.
-    """
-
-    def __init__(self, loops: SeamlessAgentLoopManager | None, trainer: SeamlessTrainer) -> None:
-        self.loops, self.starting = loops, dict[int, BackgroundTask[None]]()
-        if loops is not None:
-            loops.begin_watch(trainer.seamless.loop_worker_restarts, trainer.data_plane.actors)
-
-    def replaces(self, name: str) -> bool:
-        """Whether it is one of these workers."""
+    def starts_again(self, name: str) -> bool:
+        """Whether this actor is an agent loop worker that is started again when it is dead."""
         return self.loops is not None and self.loops.watched and name.rpartition(" ")[0] == LOOP_WORKER
 
-    def replace(self, name: str, why: str) -> None:
-        """Starts another one in the place of this one; raises ActorLostError if that was so too often."""
+    def start_again(self, name: str, why: str) -> None:
+        """Starts another worker in the place of this one; raises ActorLostError if that was so too often."""
         assert self.loops is not None
         slot = int(name.rpartition(" ")[2])
         if slot in self.starting:  # the one in its place is not there yet
@@ -111,48 +100,6 @@ class LoopRestarts:
         self.starting[slot] = BackgroundTask(f"start of {name}", partial(self.loops.begin_again, slot))
 
     def check(self) -> None:
-        """Raises what a start has raised."""
+        """Raises what the start of a worker has raised."""
         for slot in [slot for slot, task in self.starting.items() if task.future.done()]:
             self.starting.pop(slot).result()
-
-    def metrics(self) -> dict[str, float]:
-        return {} if self.loops is None else self.loops.metrics()
-
-
-def stacks_of(names: Collection[str], actors: Mapping[str, Any]) -> str:
-    """The stacks of these processes; of those that are among the `actors`, and of this one for the trainer."""
-    replies = {name: actors[name].__ray_call__.remote(own_stacks) for name in sorted(names) if name in actors}
-    own = [f"--- {TRAINER}", stack_report()] if TRAINER in names else []
-    return "\n".join([*own, stack_reports(replies)])
-
-
-def stuck_watch(
-    trainer: SeamlessTrainer, loops: SeamlessAgentLoopManager | None, deaths: DeathWatch, watchdog: Watchdog
-) -> StuckWatch:
-    """Watches the limits of what waits in a run; `loops` is None for a manager of the user's own."""
-
-    def workers() -> dict[str, Any]:
-        return {} if loops is None else numbered(LOOP_WORKER, loops.agent_loop_workers)
-
-    def planes() -> dict[str, Any]:
-        first, *others = trainer.data_plane.actors
-        return {FIRST_PLANE: first, **{f"{FIRST_PLANE} {shard}": actor for shard, actor in enumerate(others, 1)}}
-
-    waits = RunWaits(
-        RunParts(
-            stage=watchdog.stage_s,
-            planes=planes,
-            workers=workers,
-            silent_s=deaths.silent_s,
-            training=trainer.training_actors,
-            commit=trainer.commit.under_way,
-            outstanding=trainer.outstanding_uids,
-        )
-    )
-    return StuckWatch(
-        waits.collect,
-        limits_of(trainer.seamless.watchdog),
-        Recoveries(trainer.data_plane.actor, loops).by_kind,
-        report=lambda one: stacks_of(waits.concerned(one), deaths.actors() | planes() | trainer.watched_actors()),
-        without_progress_s=watchdog.without_progress_s,
-    )

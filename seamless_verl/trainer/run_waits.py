@@ -1,14 +1,15 @@
-"""The graph of waits of a run, put together from what the trainer, its data planes and its agent loop workers know.
+"""What the watchdog asks the processes of a run: who waits for whom, whether calls generate, and their stacks.
 
-It is asked for only every few seconds. A process that does not reply in time is in the graph itself.
+Each is asked every few seconds at most, and nobody is waited for long. A process that does not reply in time is in the
+graph of waits itself.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import ray
@@ -16,14 +17,16 @@ import ray
 from seamless_verl.config.wait_settings import WatchdogConfig
 from seamless_verl.data_plane.waits import PlaneWaits, group_name, server_name
 from seamless_verl.runtime.actor_death import ACTOR_GONE
+from seamless_verl.runtime.process import own_stacks, stack_report
 from seamless_verl.runtime.waits import QUEUE, TRAINER, Blocked, Limits, Wait, WaitKind, merge
 
-REPLY_S = 5.0
+REPLY_S = 5.0  # for what a process waits for
+PROGRESS_REPLY_S = 1.0  # replies take milliseconds; one that comes later is read at the next look
+STACKS_REPLY_S = 10.0
 SILENT_S = 10.0  # an actor that owes a reply for longer is in the graph
 FIRST_PLANE = "data plane"
 FOR_GROUPS = ("waiting for groups", "validating")
 """The first words of the stages in which the trainer waits for groups."""
-
 
 KEY = "seamless.watchdog"
 SETTINGS = {
@@ -51,39 +54,29 @@ def limits_of(watchdog: WatchdogConfig) -> Limits:
     }
 
 
-@dataclass(frozen=True)
-class RunParts:
-    """What is asked; each gives what there is at the moment.
+@dataclass
+class RunWaits:
+    """Collects the waits of a run from what gives each part of it at the moment.
 
-    `stage`: the trainer's, and for how many seconds it has been in it. `planes` and `workers`: data planes and agent
-    loop workers by name, without the workers of a user's own manager. `silent_s`: for how many seconds actors have not
-    replied, by name, of which `training` are the trainer's workers. `commit`: the version that is being committed, and
-    for how many seconds. `outstanding`: the uids of the prompts whose groups the trainer has not taken.
+    Owned state: the questions without a reply, one for each process at most, with the time on the monotonic clock; and
+    the worker of each group.
     """
 
-    stage: Callable[[], tuple[str, float]]
-    planes: Callable[[], Mapping[str, Any]]
-    workers: Callable[[], Mapping[str, Any]]
-    silent_s: Callable[[], Mapping[str, float]]
-    training: Callable[[], Iterable[str]]
-    commit: Callable[[], tuple[int, float] | None]
-    outstanding: Callable[[], Iterable[str]]
-
-
-class RunWaits:
-    """Collects the waits of a run. Owned state: the questions without a reply, one for each process at most, with the
-    time on the monotonic clock; and the worker of each group."""
-
-    def __init__(self, parts: RunParts) -> None:
-        self.parts = parts
-        self.asked: dict[str, tuple[Any, float]] = {}
-        self.hosts: dict[str, str] = {}
+    stage: Callable[[], tuple[str, float]]  # the trainer's, and for how many seconds it has been in it
+    planes: Callable[[], Mapping[str, Any]]  # data planes by name
+    workers: Callable[[], Mapping[str, Any]]  # agent loop workers by name, without those of a user's own manager
+    silent_s: Callable[[], Mapping[str, float]]  # for how many seconds actors have not replied, by name
+    training: Callable[[], Iterable[str]]  # which of these are the trainer's workers
+    commit: Callable[[], tuple[int, float] | None]  # the version that is being committed, and for how many seconds
+    outstanding: Callable[[], Iterable[str]]  # uids of the prompts whose groups the trainer has not taken
+    asked: dict[str, tuple[Any, float]] = field(default_factory=dict)
+    hosts: dict[str, str] = field(default_factory=dict)
 
     def collect(self) -> list[Wait]:
         """The nodes now; takes `REPLY_S` seconds at most."""
-        planes, workers = self.parts.planes(), self.parts.workers()
+        planes, workers = self.planes(), self.workers()
         replies = self._ask(planes | workers)
-        silent = {name: seconds for name, seconds in self.parts.silent_s().items() if seconds > SILENT_S}
+        silent = {name: seconds for name, seconds in self.silent_s().items() if seconds > SILENT_S}
         silent |= self._silent()
         of_planes: list[PlaneWaits] = [replies[name] for name in planes if name in replies]
         complete = len(of_planes) == len(planes)
@@ -95,7 +88,7 @@ class RunWaits:
         self.hosts = {wait.name: name for name, found in of_workers.items() for wait in found}
         for found in of_workers.values():  # a group that the planes left out would seem to wait for nothing
             waits += [wait for wait in found if whole or wait.kind is not WaitKind.GROUP or wait.name in known]
-        computing = set(self.parts.training())
+        computing = set(self.training())
         for name, seconds in silent.items():
             kind = WaitKind.COMPUTING if name in computing else WaitKind.ACTOR
             waits.append(Wait(kind, name, seconds, what="has not replied"))
@@ -103,13 +96,11 @@ class RunWaits:
 
     def _ask(self, actors: Mapping[str, Any]) -> dict[str, Any]:
         """The replies that come in time, by name. One that was late is dropped; then its process is asked again."""
-        late = {name: call for name, (call, _) in self.asked.items()}
-        ended, _ = ray.wait(list(late.values()), num_returns=len(late), timeout=0) if late else ([], [])
+        ended = _ready([call for call, _ in self.asked.values()], 0)
         self.asked = {name: one for name, one in self.asked.items() if one[0] not in ended and name in actors}
         fresh = {name: actor.waits.remote() for name, actor in actors.items() if name not in self.asked}
         self.asked |= {name: (call, time.monotonic()) for name, call in fresh.items()}
-        done, _ = ray.wait(list(fresh.values()), num_returns=len(fresh), timeout=REPLY_S) if fresh else ([], [])
-        replies = dict[str, Any]()
+        done, replies = _ready(list(fresh.values()), REPLY_S), dict[str, Any]()
         for name, call in fresh.items():
             if call in done:
                 del self.asked[name]
@@ -124,16 +115,16 @@ class RunWaits:
 
     def _of_trainer(self, waits: Sequence[Wait], silent: Mapping[str, float], hosts: Sequence[str]) -> list[Wait]:
         """The trainer, its commit, groups of which nobody knows who replied, and a queue of which a part is silent."""
-        (stage, seconds), names = self.parts.stage(), _names(waits)
-        training = [name for name in self.parts.training() if name in silent]
+        (stage, seconds), names = self.stage(), _names(waits)
+        training = [name for name in self.training() if name in silent]
         others = [name for name in silent if name not in training]  # for any of them it may wait
-        groups = [name for name in map(group_name, self.parts.outstanding()) if name in names or hosts]
+        groups = [name for name in map(group_name, self.outstanding()) if name in names or hosts]
         queue = [name for name in silent if name.startswith(QUEUE)]
         commands = [wait.name for wait in waits if wait.kind is WaitKind.COMMAND]
         found = [Wait(WaitKind.GROUP, name, 0.0, tuple(hosts)) for name in groups if name not in names]
         found += [Wait(WaitKind.QUEUE, QUEUE, 0.0, tuple(queue), "has not taken rows")] if queue else []
         on = [*(groups if stage.startswith(FOR_GROUPS) else training), *commands, *others]
-        if (commit := self.parts.commit()) is not None:
+        if (commit := self.commit()) is not None:
             name = f"the commit of version {commit[0]}"
             found.append(Wait(WaitKind.COMMIT, name, commit[1], (*commands, *training), "has not ended"))
             on.append(name)
@@ -157,5 +148,62 @@ class RunWaits:
         return names
 
 
+def plane_names(count: int) -> list[str]:
+    """The names of the data planes in the graph."""
+    return [FIRST_PLANE, *(f"{FIRST_PLANE} {shard}" for shard in range(1, count))]
+
+
 def _names(waits: Iterable[Wait]) -> set[str]:
     return {wait.name for wait in waits}
+
+
+def _ready(calls: list[Any], timeout_s: float) -> list[Any]:
+    """Those of the calls that end within so many seconds."""
+    return list(ray.wait(calls, num_returns=len(calls), timeout=timeout_s)[0]) if calls else []
+
+
+class PlaneProgress:
+    """The sum of the data planes' counts, which grows while calls generate.
+
+    Any data plane may have all the calls that are left, for sessions are divided among them; and one that hangs, or is
+    started again, keeps nobody from seeing that others generate. Owned state: of each data plane its last count, and
+    the question that has no reply yet. One thread asks.
+    """
+
+    def __init__(self, planes: Sequence[Any]) -> None:
+        self.planes = planes
+        self.asked: dict[int, Any] = {}
+        self.counts: dict[int, float] = {}
+
+    def __call__(self) -> float | None:
+        """The sum of the last counts; None before the first reply.
+
+        A data plane that is gone keeps its last one: `DeathWatch` knows of those that do not come back.
+        """
+        for number, plane in enumerate(self.planes):
+            if number not in self.asked:
+                self.asked[number] = plane.progress.remote()
+        ready = _ready(list(self.asked.values()), PROGRESS_REPLY_S)
+        for number in [number for number, reply in self.asked.items() if reply in ready]:
+            with suppress(ray.exceptions.RayError):
+                self.counts[number] = float(ray.get(self.asked.pop(number)))
+        return sum(self.counts.values()) if self.counts else None
+
+
+def stack_reports(replies: Mapping[str, ray.ObjectRef[str]]) -> str:
+    """The stack reports that these calls return, each under the name of its process, or why there is none."""
+    ready, sections = _ready(list(replies.values()), STACKS_REPLY_S), list[str]()
+    for name, reply in replies.items():
+        try:
+            report = ray.get(reply) if reply in ready else f"no reply within {STACKS_REPLY_S} s"
+        except ray.exceptions.RayError as error:  # it died
+            report = f"no reply: {error}"
+        sections.append(f"--- {name}\n{report}")
+    return "\n".join(sections)
+
+
+def stacks_of(names: Collection[str], actors: Mapping[str, Any]) -> str:
+    """The stacks of these processes; of those that are among the `actors`, and of this one for the trainer."""
+    replies = {name: actors[name].__ray_call__.remote(own_stacks) for name in sorted(names) if name in actors}
+    own = [f"--- {TRAINER}", stack_report()] if TRAINER in names else []
+    return "\n".join([*own, stack_reports(replies)])

@@ -22,12 +22,19 @@ from seamless_verl.runtime.checkpoint_marker import step_folder, tracker_state
 from seamless_verl.runtime.console import show_line
 from seamless_verl.runtime.last_screen import keep_cause
 from seamless_verl.runtime.process import BackgroundTask, show_log
-from seamless_verl.trainer.deaths import LOOP_WORKER, REWARD_WORKER, DeathWatch, numbered, queue_actors
+from seamless_verl.trainer.deaths import (
+    LOOP_WORKER,
+    REWARD_WORKER,
+    DeathWatch,
+    NodeWatch,
+    clock_warnings,
+    numbered,
+    queue_actors,
+)
 from seamless_verl.trainer.needed_nodes import actors_on, nodes_of_run, places_storage
-from seamless_verl.trainer.node_watch import NodeWatch, clock_warnings
-from seamless_verl.trainer.plane_progress import PlaneProgress
-from seamless_verl.trainer.recoveries import LoopRestarts, stuck_watch
-from seamless_verl.trainer.watchdog import Watchdog
+from seamless_verl.trainer.recoveries import Recoveries
+from seamless_verl.trainer.run_waits import PlaneProgress, RunWaits, limits_of, plane_names, stacks_of
+from seamless_verl.trainer.watchdog import StuckWatch, Watchdog
 
 logger = logging.getLogger(__name__)
 POLL_S = 0.05  # between two looks at the queue with a custom agent loop manager, which does not notify
@@ -108,32 +115,56 @@ class SeamlessTaskRunner(plain_class(TaskRunnerV1)):  # type: ignore[misc]
 
     def train_watched(self, training: Callable[[], None]) -> None:
         """Trains; raises when the run makes no more progress, or will make none: an actor is lost, or a load failed."""
-        limits = self.trainer.seamless.watchdog
-        nodes = NodeWatch(self.trainer.machines_by_node)
-        for warning in clock_warnings(self.trainer.training_actors() | self.trainer.watched_actors()):
+        trainer, loops = self.trainer, self.own_loops()
+        nodes = NodeWatch(trainer.machines_by_node)
+        for warning in clock_warnings(trainer.training_actors() | trainer.watched_actors()):
             logger.warning(warning)
-        loops = LoopRestarts(self.own_loops(), self.trainer)
-        self.deaths = DeathWatch(self.needed_actors, nodes.describe, loops.replaces, loops.replace)
-        checks = [self.deaths.check, loops.check, nodes.check]
-        checks += [
-            self.trainer.commit.raise_failed,
-            self.trainer.starter.raise_failed,
-        ]
+        if loops is not None:
+            loops.begin_watch(trainer.seamless.loop_worker_restarts, trainer.data_plane.actors)
+        recoveries = Recoveries(trainer.data_plane.actor, loops)
+        self.deaths = DeathWatch(self.needed_actors, nodes.describe, recoveries.starts_again, recoveries.start_again)
         watchdog = Watchdog(
-            limits.no_progress_s,
-            PlaneProgress(self.trainer.data_plane.actors),
-            self.trainer.watched_actors,
-            checks=[*checks, lambda: stuck.check()],
+            trainer.seamless.watchdog.no_progress_s,
+            PlaneProgress(trainer.data_plane.actors),
+            trainer.watched_actors,
+            checks=[
+                *(self.deaths.check, recoveries.check, nodes.check),
+                *(part.raise_failed for part in (trainer.commit, trainer.starter)),
+                lambda: stuck.check(),
+            ],
             explain=lambda: stuck.explain(),
         )
-        stuck = stuck_watch(self.trainer, self.own_loops(), self.deaths, watchdog)
-        self.trainer.enter_stage = watchdog.enter_stage
-        self.trainer.watch_metrics = lambda: stuck.metrics() | loops.metrics()
+        stuck = self.stuck_watch(watchdog, recoveries)
+        trainer.enter_stage = watchdog.enter_stage
+        trainer.watch_metrics = lambda: stuck.metrics() | (loops.metrics() if loops is not None else {})
         try:
             watchdog.train(training)
         except (*ACTOR_GONE, GroupsFailedError) as error:  # groups fail faster than the watchdog looks
             self.deaths.check_soon(error)  # names the actor and its node, if the run needed it
             raise
+
+    def stuck_watch(self, watchdog: Watchdog, recoveries: Recoveries) -> StuckWatch:
+        """Watches the limits of what waits in a run."""
+        trainer, loops = self.trainer, self.own_loops()
+        planes = dict(zip(plane_names(len(trainer.data_plane.actors)), trainer.data_plane.actors, strict=True))
+        waits = RunWaits(
+            stage=watchdog.stage_s,
+            planes=lambda: planes,
+            workers=lambda: {} if loops is None else numbered(LOOP_WORKER, loops.agent_loop_workers),
+            silent_s=self.deaths.silent_s,
+            training=trainer.training_actors,
+            commit=trainer.commit.under_way,
+            outstanding=trainer.outstanding_uids,
+        )
+        return StuckWatch(
+            waits.collect,
+            limits_of(trainer.seamless.watchdog),
+            recoveries.by_kind,
+            report=lambda one: stacks_of(
+                waits.concerned(one), self.needed_actors() | planes | trainer.watched_actors()
+            ),
+            without_progress_s=watchdog.without_progress_s,
+        )
 
     def needed_actors(self) -> dict[str, Any]:
         """The actors without which the run waits for ever, by name."""

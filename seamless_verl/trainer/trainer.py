@@ -34,8 +34,8 @@ from seamless_verl.trainer.corrected_update import UPDATE, update_numbers
 from seamless_verl.trainer.deferred_prompts import stored
 from seamless_verl.trainer.earlier_checkpoints import all_steps, earlier_steps, kept_checkpoints, loaded_from
 from seamless_verl.trainer.finite_updates import KEYS
-from seamless_verl.trainer.plane_progress import REPLY_S
 from seamless_verl.trainer.replica_starts import LOOK_S
+from seamless_verl.trainer.run_waits import PROGRESS_REPLY_S
 from seamless_verl.trainer.scheduling_checkpoint import (
     checkpoint_of,
     load_sampling,
@@ -178,7 +178,7 @@ class SeamlessTrainer(AdvantageTrainer):
         """Replicas that reply again, as of the last question that has a reply: a data plane may take long for one."""
         if self.returns is None:
             self.returns = self.data_plane.actor.taken_back.remote()
-        if not ray.wait([self.returns], timeout=REPLY_S)[0]:
+        if not ray.wait([self.returns], timeout=PROGRESS_REPLY_S)[0]:
             return []
         reply, self.returns = self.returns, None
         return list(ray.get(reply))

@@ -1,8 +1,12 @@
-"""Ends a training that lost an actor, or that makes no more progress, with an error that names the stage it was at.
+"""Ends a training that makes no more progress, or that lost an actor, with an error that names the stage it was at.
 
-The trainer reports each stage that it enters, and a thread checks when it last did. Waiting for groups is progress as
-long as calls generate tokens. The training runs in a thread of its own, which may be blocked for ever. After too long
-without progress that thread is left alone, and the error is raised in the thread that waits for it.
+`Watchdog` watches the run: the trainer reports each stage that it enters, and waiting for groups is progress as long as
+calls generate tokens. The training runs in a thread of its own, which may be blocked for ever. After too long without
+progress that thread is left alone, and the error is raised in the thread that waits for it.
+
+`StuckWatch` watches the parts of the run. What is over its limit gets a line in the log with its chain of waits, the
+stacks of the processes concerned, and its recovery, if there is one. If there is none, or it does not help, and nothing
+else moves for as long as the limit, the run ends.
 """
 
 from __future__ import annotations
@@ -10,6 +14,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import Any
@@ -18,11 +23,17 @@ import ray
 
 from seamless_verl.errors import NoProgressError, shorten
 from seamless_verl.runtime.process import BackgroundTask, stack_report
+from seamless_verl.runtime.waits import TRAINER, Blocked, Limits, Wait, WaitKind, find_blocked, follow
+from seamless_verl.trainer.run_waits import SETTINGS, stack_reports
 
 logger = logging.getLogger(__name__)
-REPLY_S = 10.0  # for a process to report its stacks
-CHECKS = 10  # within the time that may pass without progress
-CHECKS_S = 5.0  # between two looks for actors that died, or loads that failed
+CHECKS = 10  # within the time that may pass without progress, or within the shortest limit of a part
+CHECKS_S = 5.0  # between two looks for actors that died, loads that failed, and parts that wait
+LATE = 2  # times the interval of looks without a check: this process stood still
+LINES = 4  # of one look; more nodes than that wait for the same in most cases
+
+Recover = Callable[[Blocked], bool]
+"""Recovers what is over its limit; False if that is not possible now. Returns without waiting for the effect."""
 
 
 class Watchdog:
@@ -59,8 +70,6 @@ class Watchdog:
 
         Raises:
             NoProgressError: it made no progress for `limit_s`.
-            ActorLostError: an actor died without which it waits for ever.
-            WeightsNotLoadedError, ReplicaLostError: a load failed, or after the loads no replica serves.
             Exception: whatever the training, or a check of it, raises.
         """
         self.last_progress = self.clock()
@@ -89,6 +98,14 @@ class Watchdog:
             self.last_progress = self.clock()
         return self.clock() - self.last_progress
 
+    def calls_progressed(self) -> bool:
+        """Whether the count changed since the last reply; it is smaller after a restart of a data plane."""
+        count = self.progress()
+        if count is None:
+            return False
+        before, self.last_count = self.last_count, count
+        return count != before
+
     def watch(self) -> None:
         """Checks until the training has ended; an error of a check ends the training."""
         try:
@@ -100,54 +117,109 @@ class Watchdog:
             self.failure.set_exception(error)
 
     def check(self) -> None:
-        """Checks that the trainer entered a stage, or calls generated, within `limit_s`.
-
-        Raises:
-            NoProgressError: neither; the stacks of every process have been logged.
-        """
+        """Raises NoProgressError, after the stacks of every process were logged, if nothing moved for `limit_s`."""
         without_progress_s = self.without_progress_s()
         if without_progress_s < self.limit_s:
             return
         text = f"The training has made no progress for {without_progress_s:.1f} s.\nThe trainer was at: {self.stage}."
         if self.explain is not None:
-            text = f"{text}\nWhat it waits for: {explained(self.explain)}."
-        logger.critical("%s\n%s\n%s", text, self.stack_reports(), stack_report())
+            try:
+                why = self.explain()
+            except ray.exceptions.RayError as error:  # of a process that is asked; the run ends for another reason
+                why = f"it is not known: {shorten(error)}"
+            text = f"{text}\nWhat it waits for: {why}."
+        reports = stack_reports({name: actor.stack_report.remote() for name, actor in self.actors().items()})
+        logger.critical("%s\n%s\n%s", text, reports, stack_report())
         raise NoProgressError(text, self.limit_s)
 
-    def calls_progressed(self) -> bool:
-        """Whether the count changed since the last reply; it is smaller after a restart of a data plane."""
-        count = self.progress()
-        if count is None:
-            return False
-        before, self.last_count = self.last_count, count
-        return count != before
 
-    def stack_reports(self) -> str:
-        """The stack report of each actor, or why there is none."""
-        return stack_reports({name: actor.stack_report.remote() for name, actor in self.actors().items()})
+class StuckWatch:
+    """Names each part that is over its limit once, and recovers it once, until it was within its limit again.
 
+    Owned state: when the recovery of each part over its limit was tried, None if it was not yet; and counts of the run.
 
-def stack_reports(replies: Mapping[str, ray.ObjectRef[str]]) -> str:
-    """The reports of these processes, by name, each under its name, or why there is none."""
-    ready, _ = ray.wait(list(replies.values()), num_returns=len(replies), timeout=REPLY_S) if replies else ([], [])
-    reports = {
-        name: report_or_error(reply) if reply in ready else f"no reply within {REPLY_S} s"
-        for name, reply in replies.items()
-    }
-    return "\n".join(f"--- {name}\n{report}" for name, report in reports.items())
+    Args:
+        collect: the graph of waits now; asked for a few times within the shortest limit.
+        limits: seconds by kind.
+        recoveries: by the kind of the node that is over its limit.
+        report: the stacks of the processes that this chain concerns, as text.
+        without_progress_s: for how many seconds neither the trainer nor any call has moved.
+    """
 
+    def __init__(
+        self,
+        collect: Callable[[], Sequence[Wait]],
+        limits: Limits,
+        recoveries: Mapping[WaitKind, Recover],
+        *,
+        report: Callable[[Blocked], str],
+        without_progress_s: Callable[[], float],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.collect, self.limits, self.recoveries = collect, limits, recoveries
+        self.report, self.without_progress_s, self.clock = report, without_progress_s, clock
+        set_limits = [limit for limit in limits.values() if limit is not None]
+        self.every_s = max(CHECKS_S, min(set_limits) / CHECKS) if set_limits else None
+        self.looked = self.checked = clock()
+        self.late = False
+        self.tried: dict[str, float | None] = {}
+        self.named, self.recovered = Counter[WaitKind](), Counter[WaitKind]()
 
-def explained(explain: Callable[[], str]) -> str:
-    """What it says; an error of a process that is asked is said instead, since the run ends for another reason."""
-    try:
-        return explain()
-    except ray.exceptions.RayError as error:
-        return f"it is not known: {shorten(error)}"
+    def check(self) -> None:
+        """Looks if it is time to. A look that comes late is left out, and the next one is made whatever comes: where
+        this process stood still, as on a machine that was suspended, the others did too, and all seem to wait.
 
+        Raises:
+            NoProgressError: something is over its limit, was not recovered, and nothing else moves.
+        """
+        stood_still_s = self.clock() - self.checked
+        try:
+            if self.every_s is not None and self.clock() - self.looked >= self.every_s:
+                self.looked = self.clock()
+                before, self.late = self.late, stood_still_s > LATE * self.every_s
+                if self.late and not before:
+                    logger.warning("no look for what waits: this process stood still for %.0f s", stood_still_s)
+                else:
+                    self.look()
+        finally:
+            self.checked = self.clock()  # what a look itself takes is no standing still
 
-def report_or_error(reply: ray.ObjectRef[str]) -> str:
-    """The stack report, or the error of an actor that died."""
-    try:
-        return str(ray.get(reply))
-    except ray.exceptions.RayError as error:
-        return f"no reply: {error}"
+    def look(self) -> None:
+        """Names, and recovers, what is over its limit now; raises NoProgressError as `check` does."""
+        blocked = find_blocked(self.collect(), self.limits)
+        new = [one for one in blocked if one.over.name not in self.tried]
+        self.tried = {one.over.name: self.tried.get(one.over.name) for one in blocked}
+        self.named.update(one.over.kind for one in new)
+        for one in new[:LINES]:
+            logger.error("%s\n%s", one, self.report(one))
+        if len(new) > LINES:
+            logger.error("%d more are over their limits", len(new) - LINES)
+        for one in blocked:
+            recover = self.recoveries.get(one.over.kind)
+            if self.tried[one.over.name] is None and recover is not None and recover(one):
+                self.tried[one.over.name] = self.clock()
+                self.recovered[one.over.kind] += 1
+        still_s = self.without_progress_s() if blocked else 0.0
+        for one in blocked:
+            limit = self.limits[one.over.kind]
+            if limit is not None and still_s > limit and self._ends_run(one, limit):
+                raise NoProgressError(str(one), limit, SETTINGS[one.over.kind])
+
+    def _ends_run(self, one: Blocked, limit: float) -> bool:
+        """Not while its recovery may still help, and not for a trainer that computes, nor for groups, whose scoring may
+        take long: `no_progress_s` is theirs."""
+        tried = self.tried[one.over.name]
+        recovering = tried is not None and self.clock() - tried <= limit
+        computing = one.culprit.kind in (WaitKind.TRAINER, WaitKind.COMPUTING)
+        return not recovering and not computing and one.over.kind is not WaitKind.GROUP
+
+    def explain(self) -> str:
+        """What the trainer waits for at this moment, as one line."""
+        nodes = {wait.name: wait for wait in self.collect()}
+        return str(follow(nodes, nodes[TRAINER], self.limits))
+
+    def metrics(self) -> dict[str, float]:
+        """Counts of the run by kind, and how many nodes were over their limits at the last look; any thread may ask."""
+        named = {f"watchdog/named/{kind}": float(count) for kind, count in self.named.copy().items()}
+        recovered = {f"watchdog/recovery/{kind}": float(count) for kind, count in self.recovered.copy().items()}
+        return {"watchdog/over_limit": float(len(self.tried)), **named, **recovered}

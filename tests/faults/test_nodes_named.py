@@ -18,8 +18,7 @@ from seamless_verl.errors import ActorLostError, ConfigError
 from seamless_verl.resources.machines import machines_of, runner_node
 from seamless_verl.trainer import placed_runner
 from seamless_verl.trainer.cluster import cluster_nodes
-from seamless_verl.trainer.deaths import DeathWatch
-from seamless_verl.trainer.node_watch import NodeWatch, clock_warnings
+from seamless_verl.trainer.deaths import DeathWatch, NodeWatch, clock_warnings
 from seamless_verl.trainer.placed_runner import PlacedTaskRunner
 
 pytestmark = [pytest.mark.integration, pytest.mark.long]

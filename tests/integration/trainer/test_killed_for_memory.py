@@ -14,6 +14,7 @@ import ray
 from omegaconf import OmegaConf
 from support.actor_death import KILLED, actor, killed_for_memory, replies_raise, unavailable
 
+from seamless_verl.config.wait_settings import WatchdogConfig
 from seamless_verl.data_plane.server_calls import ServerCall
 from seamless_verl.errors import ActorLostError
 from seamless_verl.runtime.waits import WaitKind
@@ -67,7 +68,7 @@ def test_a_run_that_needs_it_ends_with_its_name_and_the_kill(monkeypatch: pytest
 
 
 def test_no_clock_is_read_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    from seamless_verl.trainer.node_watch import clock_warnings
+    from seamless_verl.trainer.deaths import clock_warnings
 
     replies_raise(monkeypatch, killed_for_memory())
     assert clock_warnings({"actor worker 0": actor("__ray_call__")}) == []
@@ -92,22 +93,23 @@ def test_a_training_that_it_fails_looks_for_its_name(monkeypatch: pytest.MonkeyP
         raise killed_for_memory()
 
     sought: list[BaseException] = []
-    deaths = SimpleNamespace(check=None, check_soon=sought.append)
-    watchdog = SimpleNamespace(train=raising, enter_stage=None)
+    deaths = SimpleNamespace(check=None, check_soon=sought.append, silent_s=None)
+    watchdog = SimpleNamespace(train=raising, enter_stage=None, stage_s=None, without_progress_s=None)
     for name, made in (("NodeWatch", SimpleNamespace(describe=None, check=None)), ("DeathWatch", deaths)):
         monkeypatch.setattr(module, name, lambda *_, made=made: made)
     monkeypatch.setattr(module, "Watchdog", lambda *_, **__: watchdog)
     monkeypatch.setattr(module, "clock_warnings", lambda actors: [])
-    monkeypatch.setattr(module, "stuck_watch", lambda *_: SimpleNamespace(metrics=None))
+    monkeypatch.setattr(module, "StuckWatch", lambda *_, **__: SimpleNamespace(metrics=None))
     runner: Any = object.__new__(module.SeamlessTaskRunner)
     runner.agent_loop_manager, checked = None, SimpleNamespace(raise_failed=None)
     runner.trainer = SimpleNamespace(
-        data_plane=SimpleNamespace(actors=[]),
-        seamless=SimpleNamespace(watchdog=SimpleNamespace(no_progress_s=1.0)),
+        data_plane=SimpleNamespace(actors=[None], actor=None),
+        seamless=SimpleNamespace(watchdog=WatchdogConfig()),
         machines_by_node=dict,
         training_actors=dict,
         watched_actors=dict,
-        commit=checked,
+        commit=SimpleNamespace(raise_failed=None, under_way=None),
+        outstanding_uids=None,
         starter=checked,
         report=checked,
     )

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import ray
 
-from seamless_verl.trainer import plane_progress
-from seamless_verl.trainer.plane_progress import PlaneProgress
+from seamless_verl.trainer import run_waits
+from seamless_verl.trainer.run_waits import PlaneProgress
 
 pytestmark = pytest.mark.integration
 
@@ -37,7 +37,7 @@ def no_ray(monkeypatch: pytest.MonkeyPatch) -> None:
             raise reply.value
         return float(reply.value)
 
-    monkeypatch.setattr(plane_progress, "ray", SimpleNamespace(wait=wait, get=get, exceptions=ray.exceptions))
+    monkeypatch.setattr(run_waits, "ray", SimpleNamespace(wait=wait, get=get, exceptions=ray.exceptions))
 
 
 def test_calls_of_any_data_plane_are_progress() -> None:

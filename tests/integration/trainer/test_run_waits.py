@@ -13,8 +13,7 @@ from support.paths import child_environment
 
 from seamless_verl.data_plane.waits import PlaneWaits
 from seamless_verl.runtime.waits import QUEUE, TRAINER, Blocked, Wait, WaitKind, follow
-from seamless_verl.trainer.recoveries import stacks_of
-from seamless_verl.trainer.run_waits import RunParts, RunWaits
+from seamless_verl.trainer.run_waits import RunWaits, stacks_of
 
 pytestmark = pytest.mark.integration
 GROUP = Wait(WaitKind.GROUP, "group u1", 50.0, what="has 1 sessions that run without a call")
@@ -75,7 +74,7 @@ def waits_of(actors: dict[str, Any], *, stage: str = "waiting for groups, step 3
         "commit": lambda: None,
         "outstanding": lambda: ["u1", "u2"],
     }
-    return RunWaits(RunParts(**(parts | {name: lambda value=value: value for name, value in more.items()})))
+    return RunWaits(**(parts | {name: lambda value=value: value for name, value in more.items()}))
 
 
 def blocked(waits: RunWaits) -> Blocked:

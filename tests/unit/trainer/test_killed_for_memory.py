@@ -8,7 +8,7 @@ import pytest
 from support.actor_death import KILLED, actor, killed_for_memory, replies_raise
 
 from seamless_verl.trainer.device_time import LostSource, reply_or_loss
-from seamless_verl.trainer.run_waits import RunParts, RunWaits
+from seamless_verl.trainer.run_waits import RunWaits
 
 
 @pytest.fixture(autouse=True)
@@ -23,6 +23,6 @@ def test_it_is_a_lost_source_of_device_time(caplog: pytest.LogCaptureFixture) ->
 
 def test_it_is_not_among_those_that_say_what_they_wait_for() -> None:
     parts: dict[str, Any] = {"planes": dict, "workers": dict, "silent_s": dict, "training": list}
-    waits = RunWaits(RunParts(stage=lambda: ("", 0.0), commit=lambda: None, outstanding=list, **parts))
+    waits = RunWaits(stage=lambda: ("", 0.0), commit=lambda: None, outstanding=list, **parts)
     assert waits._ask({"agent loop worker 0": actor("waits")}) == {}
     assert waits._silent() == {}

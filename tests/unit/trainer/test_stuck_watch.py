@@ -5,13 +5,15 @@ from __future__ import annotations
 import logging
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from support.ledger import Clock
 
 from seamless_verl.config.wait_settings import WatchdogConfig
 from seamless_verl.errors import NoProgressError
 from seamless_verl.runtime.waits import TRAINER, Blocked, Limits, Wait, WaitKind
 from seamless_verl.trainer.run_waits import SETTINGS, limits_of
-from seamless_verl.trainer.stuck_watch import StuckWatch
+from seamless_verl.trainer.watchdog import StuckWatch
 
 LIMITS: Limits = {WaitKind.REPLICA: 100.0, WaitKind.QUEUE: 100.0}
 
@@ -170,3 +172,35 @@ def test_a_watch_that_is_always_late_looks_all_the_same() -> None:
     for _ in range(4):
         run.look(replica(150.0), after_s=100.0, stood_still=True)
     assert run.looks == 3 and run.recoveries == ["replica-1"]
+
+
+def test_a_part_is_named_again_only_after_it_was_within_its_limit() -> None:
+    run = Run(recovers=False)
+    run.look(replica(101.0, "a"), replica(101.0, "b"))
+    run.look(replica(111.0, "a"))
+    assert run.watch.metrics() == {"watchdog/over_limit": 1, "watchdog/named/replica": 2}
+    run.look(replica(121.0, "a"), replica(101.0, "b"))
+    assert run.watch.metrics() == {"watchdog/over_limit": 2, "watchdog/named/replica": 3}
+
+
+def test_what_was_recovered_may_be_recovered_again() -> None:
+    run = Run()
+    for _ in range(2):
+        run.look(replica(101.0))
+        run.look(replica(5.0))
+    assert run.recoveries == ["replica-1"] * 2
+    assert run.watch.metrics() == {
+        "watchdog/over_limit": 0, "watchdog/named/replica": 2, "watchdog/recovery/replica": 2
+    }  # fmt: skip
+
+
+@given(st.lists(st.tuples(st.sets(st.sampled_from("abc")), st.floats(10, 300)), max_size=20))
+def test_no_part_has_two_recoveries_while_it_is_over_its_limit(looks: list[tuple[set[str], float]]) -> None:
+    run, tried = Run(), set[str]()
+    for found, seconds in looks:
+        before = len(run.recoveries)
+        run.look(*(replica(101.0, name) for name in sorted(found)), after_s=seconds)
+        new = run.recoveries[before:]
+        assert set(new) == found - tried and len(new) == len(set(new))
+        tried = set(found)
+        assert run.watch.metrics()["watchdog/over_limit"] == len(found)
