@@ -34,8 +34,7 @@ from seamless_verl.run_folder import (
     register_resume,
 )
 from seamless_verl.runtime.checkpoint_cleanup import refreshing_marker
-from seamless_verl.runtime.console import RUN_FILE, lines_shown, say
-from seamless_verl.runtime.last_screen import keep_cause, last_screen
+from seamless_verl.runtime.console import RUN_FILE, keep_cause, last_screen, lines_shown, say
 from seamless_verl.runtime.supervisor import set_log_folder, supervise
 from seamless_verl.runtime.view_process import viewing
 

@@ -20,11 +20,9 @@ from seamless_verl.config.checks.modes import VERL_MODES
 from seamless_verl.config.checks.roles import ADDRESS
 from seamless_verl.errors import ConfigError
 from seamless_verl.runtime.checkpoint_cleanup import CleanupReport, clean_up_run, register_run
-from seamless_verl.runtime.console import RUN_FILE, say
-from seamless_verl.runtime.last_screen import ResumeSettings
+from seamless_verl.runtime.console import RUN_FILE, ResumeSettings, say
 from seamless_verl.runtime.locks import only_writer
-from seamless_verl.runtime.ray_address import named_cluster
-from seamless_verl.runtime.supervisor import joins_cluster
+from seamless_verl.runtime.supervisor import joins_cluster, named_cluster
 
 ADMIN_FILES = "admin-files"  # beside the run file: the files that name this run's gateways
 

@@ -12,7 +12,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeAlias
 
-from seamless_verl.runtime.awake_time import AwakeTime
+from seamless_verl.runtime.process import AwakeTime
 
 PausedSeconds: TypeAlias = Callable[[], Awaitable[float]]
 """Seconds, so far, in which calls of the agent's session waited."""

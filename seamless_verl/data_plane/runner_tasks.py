@@ -45,8 +45,7 @@ from seamless_verl.data_plane.lease_record import LiveLease, done, event, live_l
 from seamless_verl.data_plane.sessions import Sessions
 from seamless_verl.errors import JournalError, LeaseError
 from seamless_verl.journal import BEGUN, EndedSession, OutsideEvent, StoredSession
-from seamless_verl.runtime.awake_time import AwakeTime
-from seamless_verl.runtime.process import WholeWork
+from seamless_verl.runtime.process import AwakeTime, WholeWork
 from seamless_verl.trajectory.account import DropReason
 from seamless_verl.trajectory.session import Closed
 

@@ -21,7 +21,7 @@ from typing import Any
 from seamless_verl.errors import IntegrityError
 from seamless_verl.gateway.api_errors import ApiError, ErrorCode
 from seamless_verl.gateway.session import Session, SessionLimits, SessionSampling, SessionState, hash_key
-from seamless_verl.runtime.awake_time import AwakeTime
+from seamless_verl.runtime.process import AwakeTime
 
 RETRY_AFTER = 1  # seconds; calls end all the time, so a place is free soon
 KEY_BYTES = 32

@@ -5,6 +5,7 @@
 - Garbage collection: a full collection visits every object, a million of them of imported modules. That takes a second
   of an idle core and several of a busy one, in which the process answers no call. `freeze_imports` spares them.
 - Background tasks: most of a start-up is one process at a time importing, so that independent launches run at once.
+- A clock that stands still while its process does.
 - Stack report: where every thread and asyncio task of this process is.
 - A process without which this one is of no use: this one ends with it.
 """
@@ -18,6 +19,7 @@ import os
 import select
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import Future
@@ -26,6 +28,8 @@ from typing import Any, Generic, TypeVar
 
 logger = logging.getLogger(__name__)
 PACKAGE = __name__.partition(".")[0]
+BEAT_S = 1.0  # from a beat of the event loop to the next
+LATE_S = 2.0  # after a beat without another one the clock stops
 COROUTINE_WRAPPER = "coroutine_wrapper"  # CPython's type of a coroutine's `__await__()`
 
 
@@ -113,6 +117,39 @@ class WholeWork:
         """Returns when all that is being done now has ended; its errors are its callers'."""
         if self._working:
             await asyncio.wait(self._working)
+
+
+class AwakeTime:
+    """Seconds in which an event loop ran, from `now`, a monotonic clock; it runs while `beat` is called often enough.
+
+    Deadlines for signs of life of others must not pass while nobody here can hear them: a process that was stopped,
+    starved or swapped out finds all of them over while the signs themselves still wait in its sockets.
+
+    It never goes back, and loses nothing while beats are at most `late_s` seconds apart, `LATE_S` by default.
+    """
+
+    def __init__(self, *, now: Callable[[], float] = time.monotonic, late_s: float | None = None) -> None:
+        self._now, self._last = now, now()
+        self._awake_s = self._last  # its value at the last beat
+        self._late_s = LATE_S if late_s is None else late_s
+
+    def __call__(self) -> float:
+        return self._at(self._now())
+
+    def beat(self) -> None:
+        """The process is awake: what is more than `late_s` since the last beat does not count."""
+        now = self._now()
+        self._awake_s, self._last = self._at(now), now
+
+    def _at(self, now: float) -> float:
+        return self._awake_s + min(now - self._last, self._late_s)
+
+    async def run(self) -> None:
+        """Beats until it is cancelled."""
+        self.beat()
+        while True:
+            await asyncio.sleep(BEAT_S)
+            self.beat()
 
 
 def stack_report(loop: asyncio.AbstractEventLoop | None = None) -> str:

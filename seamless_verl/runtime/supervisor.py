@@ -29,8 +29,7 @@ from types import FrameType
 import psutil
 
 from seamless_verl.errors import shorten
-from seamless_verl.runtime.console import say
-from seamless_verl.runtime.last_screen import driver_killed, keep_cause, stopped_by
+from seamless_verl.runtime.console import driver_killed, keep_cause, say, stopped_by
 from seamless_verl.runtime.scratch import SIGNALS, scratch_folder, session_folder, signals_ignored
 
 GRACE_S = 25.0  # from a signal until the child is killed: Ray needs some seconds to shut down
@@ -41,6 +40,7 @@ CONNECT_TIMEOUT_S = 1.0  # for a local Ray cluster to accept a connection
 PR_SET_CHILD_SUBREAPER = 36
 PR_SET_PDEATHSIG = 1
 INTERRUPTED = 128 + signal.SIGINT  # exit code of a run that was asked to stop, and did, or was asked twice
+LOCAL = "local"  # as RAY_ADDRESS: starts a cluster, whatever runs already
 RESOURCE_TRACKER = "multiprocessing.resource_tracker"  # unlinks shared memory of the dead, then ends by itself
 
 
@@ -127,13 +127,22 @@ def ray_folder(environ: Mapping[str, str]) -> str:
     return environ.get("RAY_TMPDIR") or environ.get("TMPDIR") or "/tmp"
 
 
+def named_cluster(address: object, environ: Mapping[str, str] = os.environ) -> str:
+    """The address by which `ray.init(address=...)` finds a cluster; empty where none is named.
+
+    As Ray 2.60 does it: RAY_ADDRESS counts where `address` is absent or `auto`.
+    """
+    given = "" if address in (None, "", "auto") else str(address)
+    return given or environ.get("RAY_ADDRESS") or str(address or "")
+
+
 def joins_cluster(environ: Mapping[str, str], *, ignore_local_cluster: bool = False) -> bool:
     """Whether `ray.init()` joins a cluster: RAY_ADDRESS names it, or `ray start` left its address in a file.
 
     That file outlives a cluster that crashed, so a cluster must also accept a connection.
     """
     if environ.get("RAY_ADDRESS"):
-        return environ["RAY_ADDRESS"] != "local"
+        return environ["RAY_ADDRESS"] != LOCAL
     address_file = Path(ray_folder(environ), "ray", "ray_current_cluster")
     return not ignore_local_cluster and accepts_connections(address_file)
 

@@ -24,8 +24,7 @@ from transfer_queue import interface
 from seamless_verl.errors import ActorLostError
 from seamless_verl.resources.machines import ClockReading, ClusterNode, Machine, describe_clock, describe_loss
 from seamless_verl.runtime.actor_death import ACTOR_GONE, ENDED, last_line
-from seamless_verl.runtime.console import say
-from seamless_verl.runtime.last_screen import KILLED, keep_cause
+from seamless_verl.runtime.console import KILLED, keep_cause, say
 from seamless_verl.runtime.process import await_end
 from seamless_verl.trainer.cluster import cluster_nodes
 

@@ -19,8 +19,7 @@ from seamless_verl.errors import GroupsFailedError
 from seamless_verl.platform.adaptation import plain_class
 from seamless_verl.runtime.actor_death import ACTOR_GONE
 from seamless_verl.runtime.checkpoint_marker import step_folder, tracker_state
-from seamless_verl.runtime.console import show_line
-from seamless_verl.runtime.last_screen import keep_cause
+from seamless_verl.runtime.console import keep_cause, show_line
 from seamless_verl.runtime.process import BackgroundTask, show_log
 from seamless_verl.trainer.deaths import (
     LOOP_WORKER,

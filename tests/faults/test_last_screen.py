@@ -22,7 +22,7 @@ from support.job_ends import leftovers
 from support.paths import DATA, ROOT
 from support.shared_memory import check_nothing_left, pieces
 
-from seamless_verl.runtime.last_screen import ENDED_EARLY
+from seamless_verl.runtime.console import ENDED_EARLY
 from seamless_verl.runtime.step_metrics import StepMetrics
 from seamless_verl.trainer.step_line import REWARD
 

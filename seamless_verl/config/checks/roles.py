@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from seamless_verl.config.checks.settings import Settings
 from seamless_verl.resources.tags import ROLLOUT as ROLLOUT_TAG
 from seamless_verl.resources.tags import TRAIN, Layout
-from seamless_verl.runtime.ray_address import LOCAL, named_cluster
+from seamless_verl.runtime.supervisor import LOCAL, named_cluster
 
 
 def pool_backend(backend: object, *, accelerator: bool) -> str:

@@ -309,7 +309,7 @@ def test_a_clean_up_that_fails_ends_nothing_but_itself(tmp_path: Path, console: 
     """As one of a file in a folder that has become read-only."""
     ending = """
         from pathlib import Path
-        from seamless_verl.runtime.last_screen import last_screen
+        from seamless_verl.runtime.console import last_screen
         def fails(run_file):
             raise OSError(30, "Read-only file system", "admin.json")
         def at_last(run_file):

@@ -12,7 +12,7 @@ from seamless_verl.agents import own_time
 from seamless_verl.agents.callable import call_agent
 from seamless_verl.agents.outcome import AgentStatus
 from seamless_verl.agents.own_time import OwnTime
-from seamless_verl.runtime.awake_time import LATE_S, AwakeTime
+from seamless_verl.runtime.process import LATE_S, AwakeTime
 
 
 async def test_a_limit_is_extended_by_the_time_in_which_calls_waited() -> None:

@@ -17,7 +17,7 @@ from seamless_verl.data_plane.earlier_sessions import SAMPLE
 from seamless_verl.data_plane.lease_book import DONE, LEASED, QUEUED, LeaseTerms, TaskOrder
 from seamless_verl.data_plane.runner_tasks import TaskPolls
 from seamless_verl.journal import RUN, EndedSession, Stage
-from seamless_verl.runtime import awake_time
+from seamless_verl.runtime import process
 
 ACTION = st.one_of(
     st.tuples(st.just("submit"), st.integers(1, 3)),
@@ -266,8 +266,8 @@ async def test_an_agent_loop_that_is_cancelled_while_too_old_a_lease_is_withdraw
 
 async def test_leases_do_not_end_while_their_data_plane_stands_still(monkeypatch: pytest.MonkeyPatch) -> None:
     """As when it is stopped, or swapped out: signs of life wait for it meanwhile."""
-    monkeypatch.setattr(awake_time, "LATE_S", 0.2)
-    monkeypatch.setattr(awake_time, "BEAT_S", 0.05)
+    monkeypatch.setattr(process, "LATE_S", 0.2)
+    monkeypatch.setattr(process, "BEAT_S", 0.05)
     world = RunnersAndLoops(MemorySessions(repeat(1)), own_clock=False)
     await world.tasks.start(restarted=False)
     world.submit("t0", lease_s=0.5)

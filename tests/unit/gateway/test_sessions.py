@@ -15,7 +15,7 @@ from seamless_verl.gateway.api_errors import STATUS, Api, ApiError, ErrorCode, e
 from seamless_verl.gateway.session import SamplingParameters, Session, SessionLimits, SessionSampling, SessionState
 from seamless_verl.gateway.sessions import SessionTable
 from seamless_verl.rollout.paused_time import PausedTime
-from seamless_verl.runtime.awake_time import LATE_S, AwakeTime
+from seamless_verl.runtime.process import LATE_S, AwakeTime
 
 
 class Clock:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from seamless_verl.runtime.awake_time import LATE_S, AwakeTime
+from seamless_verl.runtime.process import LATE_S, AwakeTime
 
 
 class Outside:

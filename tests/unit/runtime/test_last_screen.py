@@ -11,9 +11,9 @@ import pytest
 from ray.exceptions import RayTaskError
 
 from seamless_verl.errors import ActorLostError, CheckpointError, NoProgressError
-from seamless_verl.runtime.console import RUN_FILE
-from seamless_verl.runtime.last_screen import (
+from seamless_verl.runtime.console import (
     LINES,
+    RUN_FILE,
     UNKNOWN,
     ResumeSettings,
     describe,

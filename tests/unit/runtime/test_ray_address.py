@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from seamless_verl.runtime.ray_address import named_cluster
+from seamless_verl.runtime.supervisor import named_cluster
 
 
 @pytest.mark.parametrize(("address", "variable", "named"), [

@@ -8,8 +8,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from seamless_verl.run_folder import register_resume
-from seamless_verl.runtime.console import RUN_FILE
-from seamless_verl.runtime.last_screen import ResumeSettings
+from seamless_verl.runtime.console import RUN_FILE, ResumeSettings
 
 
 def settings(folder: Path, mode: str = "auto", path: str | None = None, save_freq: int = 10) -> ResumeSettings:
