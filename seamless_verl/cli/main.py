@@ -37,7 +37,7 @@ MODULES = {name: f"seamless_verl.cli.{name}" for name in COMMANDS if name != CHE
     "calibrate": f"{TOOLS}.simulator.calibrate_command",
     "compare": f"{TOOLS}.compare.command",
     "doctor": f"{TOOLS}.doctor.command",
-    "view": f"{TOOLS}.view.command",
+    "view": f"{TOOLS}.view.__main__",
 }
 OPTIMIZE = f"{TOOLS}.simulator.optimize_command"
 """What `plan --optimize` runs."""

@@ -10,58 +10,23 @@ import os
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TypeAlias, TypeVar
 
 from seamless_verl.errors import SeamlessError
 from seamless_verl.journal import JournalReader
 from seamless_verl.journal.index import JournalIndex, SessionEntry
-from seamless_verl.runtime.run_description import RunDescription
-from seamless_verl.tools.view.devices import Lanes, read_lanes
 from seamless_verl.tools.view.folder import RunFiles
 from seamless_verl.tools.view.metrics import MetricsReader, Series, numbers_of, read_series
-from seamless_verl.tools.view.sessions import (
-    GroupEntry,
-    GroupQuery,
-    Page,
-    SessionQuery,
-    groups_of,
-    list_groups,
-    list_sessions,
-)
-from seamless_verl.tools.view.texts import Texts
-from seamless_verl.tools.view.trajectory import SessionDetail, TokensView, Trajectory, TurnTexts
+from seamless_verl.tools.view.sessions import GroupEntry, Page, Query, groups_of, list_groups, list_sessions
+from seamless_verl.tools.view.timeline import read_lanes
+from seamless_verl.tools.view.trajectory import Answer, Texts, Trajectory
 
 KEPT = 16  # sessions whose trees are kept, and as many pictures of lanes
 Key = TypeVar("Key")
 Value = TypeVar("Value")
 Stamp: TypeAlias = tuple[tuple[int, int], ...]
-
-
-@dataclass(frozen=True)
-class RunSummary:
-    """`running` is None where that is not known; `remarks` say what the page cannot show, and why."""
-
-    folder: str
-    description: RunDescription | None
-    running: bool | None
-    now: float
-    step: int | None
-    metrics: Mapping[str, float]
-    journals: Sequence[str]
-    sessions: int
-    remarks: Sequence[str]
-
-
-@dataclass(frozen=True)
-class SessionAnswer:
-    """A session, and the rewards of its group by session, for comparison."""
-
-    session: SessionDetail
-    group: Mapping[str, Mapping[str, float]]
-    remarks: Sequence[str]
 
 
 class RunView:
@@ -76,7 +41,7 @@ class RunView:
         self._entries: dict[str, SessionEntry] = {}
         self._groups: list[GroupEntry] = []
         self._texts: dict[str | None, Texts] = {}
-        self._lanes: OrderedDict[tuple[object, ...], Lanes | None] = OrderedDict()
+        self._lanes: OrderedDict[tuple[object, ...], Answer | None] = OrderedDict()
         self._trajectories: OrderedDict[str, tuple[SessionEntry, Trajectory]] = OrderedDict()
 
     def read_journals(self) -> None:
@@ -84,7 +49,8 @@ class RunView:
         with self._lock:
             self._refresh(RunFiles.of(self.folder))
 
-    def summary(self) -> RunSummary:
+    def summary(self) -> Answer:
+        """`running` is None where that is not known; `remarks` say what the page cannot show, and why."""
         with self._lock:
             files, steps = RunFiles.of(self.folder), self._metrics.steps()
             remarks = remarks_of(files, steps=len(steps))
@@ -93,23 +59,23 @@ class RunView:
             except (SeamlessError, OSError) as error:  # devices and metrics are shown all the same
                 remarks.append(f"Sessions cannot be shown. {error}")
             last = steps[-1] if steps else None
-            return RunSummary(
-                str(self.folder),
-                files.description,
-                files.running,
-                time.time(),
-                last.step if last else None,
-                numbers_of(last) if last else {},
-                [str(path) for path in files.journals],
-                len(self._entries),
-                remarks,
-            )
+            return {
+                "folder": str(self.folder),
+                "description": files.description,
+                "running": files.running,
+                "now": time.time(),
+                "step": last.step if last else None,
+                "metrics": numbers_of(last) if last else {},
+                "journals": [str(path) for path in files.journals],
+                "sessions": len(self._entries),
+                "remarks": remarks,
+            }
 
     def series(self, extra: Sequence[str] = ()) -> Series:
         with self._lock:
             return read_series(self._metrics.steps(), self._metrics.names, extra)
 
-    def lanes(self, columns: int, last_s: float | None) -> Lanes | None:
+    def lanes(self, columns: int, last_s: float | None) -> Answer | None:
         """None while no step has ended."""
         with self._lock:
             trace = RunFiles.of(self.folder).trace
@@ -120,26 +86,26 @@ class RunView:
                 keep(self._lanes, key, read_lanes(trace, columns=columns, last_s=last_s))
             return self._lanes[key]
 
-    def sessions(self, query: SessionQuery) -> Page[SessionEntry]:
+    def sessions(self, query: Query) -> Page:
         with self._lock:
             self._refresh(RunFiles.of(self.folder))
             return list_sessions(list(self._entries.values()), query)
 
-    def groups(self, query: GroupQuery) -> Page[GroupEntry]:
+    def groups(self, query: Query) -> Page:
         with self._lock:
             self._refresh(RunFiles.of(self.folder))
             return list_groups(self._groups, query)
 
-    def session(self, session_id: str) -> SessionAnswer:
-        """Raises LookupError if no journal has it."""
+    def session(self, session_id: str) -> Answer:
+        """A session, and the rewards of its group by session, to compare; raises LookupError if no journal has it."""
         with self._lock:
             trajectory = self._trajectory(session_id)
             uid = trajectory.stored.uid
             group = {one.session_id: one.rewards for one in self._entries.values() if one.uid == uid}
             remarks = [trajectory.texts.missing] if trajectory.texts.missing else []
-            return SessionAnswer(trajectory.view(), group, remarks)
+            return {"session": trajectory.view(), "group": group, "remarks": remarks}
 
-    def tokens(self, session_id: str, number: int, start: int, count: int, revision: str) -> TokensView | None:
+    def tokens(self, session_id: str, number: int, start: int, count: int, revision: str) -> Answer | None:
         """Tokens of a node of the tree's `revision`, "" for any; None if the tree has changed since.
 
         Raises:
@@ -149,7 +115,7 @@ class RunView:
             trajectory = self._trajectory(session_id)
             return trajectory.tokens(number, start, count) if revision in ("", trajectory.revision) else None
 
-    def turn_texts(self, session_id: str, turn_id: str) -> TurnTexts:
+    def turn_texts(self, session_id: str, turn_id: str) -> Answer:
         """Raises LookupError if no journal has the session, or it no such turn."""
         with self._lock:
             return self._trajectory(session_id).turn_texts(turn_id)

@@ -19,7 +19,7 @@ import msgspec
 
 from seamless_verl.errors import ConfigError, SeamlessError
 from seamless_verl.tools.view.run import RunView
-from seamless_verl.tools.view.sessions import GroupQuery, SessionQuery, number
+from seamless_verl.tools.view.sessions import GROUP_SORTS, SORTS, Query, number
 from seamless_verl.tools.view.trajectory import MAX_TOKENS
 
 ASSETS = Path(__file__).with_name("assets")
@@ -30,6 +30,7 @@ HEADERS = {
     "x-content-type-options": "nosniff",
     "cache-control": "no-store",
 }
+REFUSED = b"403: this address has no token, or another run's. The run printed the whole address.\n"
 LAST_PORT = 65535
 ANY = ("0.0.0.0", "")
 COLUMNS, MAX_COLUMNS = 600, 4000
@@ -41,26 +42,32 @@ Send: TypeAlias = Callable[[Any], Awaitable[None]]
 
 
 class OnlyWithToken:
-    """An ASGI application in front of another: it answers what does not begin with the token with a 403."""
+    """An ASGI application in front of another: it answers what does not begin with the token with a 403.
+
+    Each answer of the other gets `HEADERS`.
+    """
 
     def __init__(self, app: Any, token: str) -> None:
         self._app, self._token = app, token.encode()
+        self._headers = [(name.encode(), value.encode()) for name, value in HEADERS.items()]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         first = "".join(str(scope.get("path", "")).split("/")[1:2])  # OPTIONS has a path without a slash
         given = first.encode("utf-8", "surrogatepass")
-        if scope["type"] == "http" and hmac.compare_digest(given, self._token):
-            await self._app(scope, receive, send)
-        else:
-            await self._refuse(scope, send)
-
-    async def _refuse(self, scope: Scope, send: Send) -> None:
         if scope["type"] != "http":
             return
-        text = b"403: this address has no token, or another run's. The run printed the whole address.\n"
-        headers = [(b"content-type", b"text/plain; charset=utf-8"), (b"content-length", str(len(text)).encode())]
-        await send({"type": "http.response.start", "status": 403, "headers": headers})
-        await send({"type": "http.response.body", "body": text})
+        if not hmac.compare_digest(given, self._token):
+            headers = [(b"content-type", b"text/plain; charset=utf-8"), (b"content-length", str(len(REFUSED)).encode())]
+            await send({"type": "http.response.start", "status": 403, "headers": headers})
+            await send({"type": "http.response.body", "body": REFUSED})
+            return
+
+        async def send_all(message: dict[str, Any]) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message["headers"], *self._headers]
+            await send(message)
+
+        await self._app(scope, receive, send_all)
 
 
 def make_app(run: RunView, token: str) -> OnlyWithToken:
@@ -72,7 +79,7 @@ def make_app(run: RunView, token: str) -> OnlyWithToken:
 
     routes = [Route(f"/{token}/api{path}", endpoint(answer)) for path, answer in questions(run).items()]
     routes.append(Mount(f"/{token}", StaticFiles(directory=ASSETS, html=True)))
-    return OnlyWithToken(with_headers(Starlette(routes=routes)), token)
+    return OnlyWithToken(Starlette(routes=routes), token)
 
 
 def questions(run: RunView) -> Mapping[str, Answer]:
@@ -81,8 +88,8 @@ def questions(run: RunView) -> Mapping[str, Answer]:
         "/run": lambda request: run.summary(),
         "/metrics": lambda request: run.series(request.query_params.getlist("name")),
         "/devices": partial(answer_devices, run),
-        "/sessions": lambda request: run.sessions(SessionQuery.of(request.query_params)),
-        "/groups": lambda request: run.groups(GroupQuery.of(request.query_params)),
+        "/sessions": lambda request: run.sessions(Query.of(request.query_params, SORTS)),
+        "/groups": lambda request: run.groups(Query.of(request.query_params, GROUP_SORTS)),
         "/sessions/{session}": lambda request: run.session(request.path_params["session"]),
         "/sessions/{session}/nodes/{node:int}": partial(answer_tokens, run),
         "/sessions/{session}/turns/{turn}": lambda request: run.turn_texts(
@@ -129,21 +136,6 @@ def encode(content: object) -> bytes:
         return msgspec.json.encode(content)
     except UnicodeEncodeError:
         return json.dumps(msgspec.to_builtins(content)).encode()
-
-
-def with_headers(app: Any) -> Callable[[Scope, Receive, Send], Awaitable[None]]:
-    """The application with `HEADERS` on each answer."""
-    extra = [(name.encode(), value.encode()) for name, value in HEADERS.items()]
-
-    async def serve(scope: Scope, receive: Receive, send: Send) -> None:
-        async def send_all(message: dict[str, Any]) -> None:
-            if message["type"] == "http.response.start":
-                message["headers"] = [*message["headers"], *extra]
-            await send(message)
-
-        await app(scope, receive, send_all)
-
-    return serve
 
 
 def require() -> None:

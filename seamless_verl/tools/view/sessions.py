@@ -6,7 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 from seamless_verl.errors import ConfigError
 from seamless_verl.journal.index import SessionEntry
@@ -17,7 +17,6 @@ MAX_PAGE = 500
 TRAINED = "trained"
 REWARD = "reward"
 FAILED = frozenset({Closed.FAILED, Closed.TIMED_OUT, Closed.EXPIRED, Closed.RUNNER_LOST, Closed.ABANDONED})
-Row = TypeVar("Row")
 
 
 def reward_of(session: SessionEntry) -> float | None:
@@ -32,10 +31,10 @@ def outcome_kind(outcome: str) -> str:
 
 
 @dataclass(frozen=True)
-class SessionQuery:
-    """Which sessions, in which order, and which page of them, counted from 0; "" and None leave a filter out.
+class Query:
+    """Which sessions or groups, in which order, and which page of them, counted from 0; "" leaves a filter out.
 
-    `text` begins the session's id or the prompt's; `kind` is one of `KINDS`.
+    `text` begins the session's id or the prompt's; `kind` is one of `KINDS`. Groups are filtered by text and outcome.
     """
 
     text: str = ""
@@ -49,23 +48,16 @@ class SessionQuery:
     size: int = PAGE
 
     @classmethod
-    def of(cls, given: Mapping[str, str]) -> SessionQuery:
-        """The query of an address; raises ConfigError for a parameter that cannot be meant."""
-        query = cls(
-            text=given.get("text", ""),
-            stage=given.get("stage", ""),
-            outcome=given.get("outcome", ""),
-            reason=given.get("reason", ""),
-            dropped=given.get("dropped", ""),
-            kind=given.get("kind", ""),
-            sort=given.get("sort") or "newest",
-            page=number("page", given.get("page"), 0),
-            size=size_of(given),
-        )
-        check_choice("sort", query.sort, SORTS)
-        if query.kind:
-            check_choice("kind", query.kind, KINDS)
-        return query
+    def of(cls, given: Mapping[str, str], sorts: Iterable[str]) -> Query:
+        """The query of an address, in one of these orders; raises ConfigError for a parameter that cannot be meant."""
+        texts = {name: given.get(name, "") for name in ("text", "stage", "outcome", "reason", "dropped", "kind")}
+        sort, size = given.get("sort") or "newest", number("size", given.get("size"), PAGE)
+        check_choice("sort", sort, sorts)
+        if texts["kind"]:
+            check_choice("kind", texts["kind"], KINDS)
+        if not 1 <= size <= MAX_PAGE:
+            raise ConfigError("size", size, f"a page has 1 to {MAX_PAGE} rows", f"Leave it out for {PAGE}")
+        return cls(**texts, sort=sort, page=number("page", given.get("page"), 0), size=size)
 
     def takes(self, one: SessionEntry) -> bool:
         return (
@@ -77,13 +69,14 @@ class SessionQuery:
             and (not self.kind or KINDS[self.kind](one))
         )
 
+    def takes_group(self, one: GroupEntry) -> bool:
+        wanted = self.outcome in ("", outcome_kind(one.outcome), one.outcome)
+        return wanted and (not self.text or one.uid.startswith(self.text))
 
-def size_of(given: Mapping[str, str]) -> int:
-    """Rows of a page, of an address."""
-    size = number("size", given.get("size"), PAGE)
-    if not 1 <= size <= MAX_PAGE:
-        raise ConfigError("size", size, f"a page has 1 to {MAX_PAGE} rows", f"Leave it out for {PAGE}")
-    return size
+    def cut(self, rows: Sequence[Any], total: int, counts: Mapping[str, Mapping[str, int]]) -> Page:
+        """The page of the `rows` that pass the filters, of `total`."""
+        first = self.page * self.size
+        return Page(rows[first : first + self.size], total, len(rows), self.page, self.size, counts)
 
 
 def number(name: str, text: str | None, default: int) -> int:
@@ -129,10 +122,10 @@ SORTS: Mapping[str, Callable[[SessionEntry], Any]] = {
 
 
 @dataclass(frozen=True)
-class Page(Generic[Row]):
+class Page:
     """A page of `rows`; `matching` of `total` pass the filters. `counts` says how many there are by filter's value."""
 
-    rows: Sequence[Row]
+    rows: Sequence[Any]
     total: int
     matching: int
     page: int
@@ -140,11 +133,7 @@ class Page(Generic[Row]):
     counts: Mapping[str, Mapping[str, int]]
 
 
-def cut(rows: Sequence[Row], total: int, page: int, size: int, counts: Mapping[str, Mapping[str, int]]) -> Page[Row]:
-    return Page(rows[page * size : (page + 1) * size], total, len(rows), page, size, counts)
-
-
-def list_sessions(entries: Sequence[SessionEntry], query: SessionQuery) -> Page[SessionEntry]:
+def list_sessions(entries: Sequence[SessionEntry], query: Query) -> Page:
     found = sorted(filter(query.takes, entries), key=SORTS[query.sort])
     counts = {
         "stage": Counter(str(one.stage) for one in entries),
@@ -153,7 +142,7 @@ def list_sessions(entries: Sequence[SessionEntry], query: SessionQuery) -> Page[
         "dropped": Counter(one.dropped for one in entries if one.dropped),
         "kind": {name: sum(map(is_kind, entries)) for name, is_kind in KINDS.items()},
     }
-    return cut(found, len(entries), query.page, query.size, counts)
+    return query.cut(found, len(entries), counts)
 
 
 @dataclass(frozen=True)
@@ -184,34 +173,6 @@ GROUP_SORTS: Mapping[str, Callable[[GroupEntry], Any]] = {
 }
 
 
-@dataclass(frozen=True)
-class GroupQuery:
-    """As `SessionQuery`, of groups."""
-
-    text: str = ""
-    outcome: str = ""
-    sort: str = "newest"
-    page: int = 0
-    size: int = PAGE
-
-    @classmethod
-    def of(cls, given: Mapping[str, str]) -> GroupQuery:
-        """Raises ConfigError for a parameter that cannot be meant."""
-        query = cls(
-            given.get("text", ""),
-            given.get("outcome", ""),
-            given.get("sort") or "newest",
-            number("page", given.get("page"), 0),
-            size_of(given),
-        )
-        check_choice("sort", query.sort, GROUP_SORTS)
-        return query
-
-    def takes(self, one: GroupEntry) -> bool:
-        wanted = self.outcome in ("", outcome_kind(one.outcome), one.outcome)
-        return wanted and (not self.text or one.uid.startswith(self.text))
-
-
 def groups_of(entries: Iterable[SessionEntry]) -> list[GroupEntry]:
     """The groups, in the order of their first sessions."""
     members: dict[str, list[SessionEntry]] = {}
@@ -239,7 +200,7 @@ def group_of(uid: str, sessions: Sequence[SessionEntry]) -> GroupEntry:
     )
 
 
-def list_groups(groups: Sequence[GroupEntry], query: GroupQuery) -> Page[GroupEntry]:
-    found = sorted(filter(query.takes, groups), key=GROUP_SORTS[query.sort])
+def list_groups(groups: Sequence[GroupEntry], query: Query) -> Page:
+    found = sorted(filter(query.takes_group, groups), key=GROUP_SORTS[query.sort])
     counts = {"outcome": Counter(outcome_kind(one.outcome) for one in groups)}
-    return cut(found, len(groups), query.page, query.size, counts)
+    return query.cut(found, len(groups), counts)

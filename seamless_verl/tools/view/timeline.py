@@ -1,4 +1,4 @@
-"""Reads the trace of a run back as a timeline: how each device spent each column of time.
+"""Reads the trace of a run back as a timeline, and as lanes for the page: how each device spent each column of time.
 
 A correction is added under its kind and subtracted from the kind in `was`, so corrections need no order, and a trace of
 any length is read in the memory of its grid.
@@ -16,9 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from seamless_verl.resources.ledger.activity import DeviceUse
-from seamless_verl.resources.ledger.trace import DEVICES, LATE, STEPS
+from seamless_verl.resources.ledger.trace import DEVICES, END, LATE, STEPS
 
 STRETCH_PREFIXES = tuple(b'{"ph":"X","pid":%d,' % process for process in (DEVICES, LATE))  # of their lines
+MAX_LANES = 64
+WHOLE = 1000  # of a share
 COLUMN_OF = {kind: index for index, kind in enumerate(DeviceUse)}
 
 
@@ -131,3 +133,32 @@ def _read_devices_and_steps(path: Path) -> tuple[tuple[str, ...], list[tuple[str
         elif event["pid"] == STEPS and event["ph"] == "X":
             steps.append((event["name"], (event["ts"] + event["dur"]) / 1e6))
     return tuple(devices[lane] for lane in sorted(devices)), steps
+
+
+def read_lanes(trace: Path, *, columns: int, last_s: float | None = None) -> dict[str, Any] | None:
+    """What each device did over time, or in the last `last_s` seconds; None before the first step, or of another
+    program's trace.
+
+    `shares` has for each lane, column after column, the share of each of `kinds` in thousandths. `totals` are shares of
+    the whole window, 0 to 1. `steps` are (label, end) in seconds since the run's start; what came after the last one is
+    no step. More devices than fit are shown as groups of neighbours, averaged.
+    """
+    try:
+        timeline = read_timeline(trace, columns=columns, last_s=last_s)
+    except (ValueError, LookupError, TypeError, AttributeError):
+        return None
+    shares = timeline.shares
+    size = -(-len(timeline.devices) // MAX_LANES)
+    groups = [timeline.devices[at : at + size] for at in range(0, len(timeline.devices), size)]
+    merged = np.add.reduceat(shares, np.arange(0, len(shares), size), axis=0)
+    merged /= np.array([len(group) for group in groups])[:, None, None]
+    return {
+        "names": [group[0] if len(group) == 1 else f"{group[0]} to {group[-1]}" for group in groups],
+        "kinds": [str(kind) for kind in DeviceUse],
+        "start": timeline.start,
+        "until": timeline.until,
+        "columns": shares.shape[1],
+        "shares": np.rint(merged * WHOLE).astype(int).reshape(len(groups), -1).tolist(),
+        "totals": merged.mean(axis=1).round(4).tolist(),
+        "steps": [step for step in timeline.steps if step[0] != END],
+    }

@@ -1,11 +1,16 @@
-"""One session for the page: its tree with what was trained of each node, its turns, its drift, and its tokens."""
+"""One session for the page: its tree with what was trained of each node, its turns, its drift, its tokens as text.
+
+Answers are plain values by the names that the page reads (`assets/session.js`).
+"""
 
 from __future__ import annotations
 
+import importlib
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,14 +18,17 @@ from numpy.typing import NDArray
 from seamless_verl.journal.protocol import StoredSession
 from seamless_verl.journal.recorded import Recorded, parse_policy, recorded
 from seamless_verl.journal.recovery import rebuild_record
-from seamless_verl.tools.view.texts import LEAD, Texts
 from seamless_verl.trajectory.account import DropReason
 from seamless_verl.trajectory.drift import Cause, Decode, Drift, find_drifts
 from seamless_verl.trajectory.sequences import assemble, mask_chain, split_into_chains
 from seamless_verl.trajectory.session import SessionRecord
 from seamless_verl.trajectory.tree import Node, Tree
 
+Answer: TypeAlias = dict[str, Any]
 MAX_TOKENS = 4000  # of one answer
+FILE = "tokenizer.json"
+INCOMPLETE = "\ufffd"  # what decoders give for a character that lacks some of its bytes
+LEAD = 6  # tokens decoded before each one: some are written differently at the beginning of a text
 CAUSES = {
     Cause.TEMPLATE: "the messages are the same, and were rendered differently",
     Cause.RETOKENIZATION: "the text is the same, and was split into other tokens",
@@ -31,110 +39,70 @@ CAUSES = {
 
 
 @dataclass(frozen=True)
-class NodeView:
-    """A run of tokens: context, or generated with one weight version by one replica.
+class Texts:
+    """`tokenizer` is one of the package tokenizers, None if there is none; then `missing` says why."""
 
-    `number` counts the tree's nodes, `parent` is None below the root. `start` is the place of its first token on its
-    path. `version` is None of context. `trained` tokens are; `dropped` says why others are not, each with its count.
-    `sequence` is the turn that ends there, if its training sequence does.
-    """
+    tokenizer: Any = None
+    missing: str = ""
 
-    number: int
-    parent: int | None
-    start: int
-    tokens: int
-    turn_id: str
-    version: int | None
-    replica: str
-    trained: int
-    dropped: Mapping[str, int]
-    mean_logprob: float | None
-    sequence: str
+    @classmethod
+    def load(cls, model: str | None) -> Texts:
+        """The tokenizer of a model's folder, or of a model that the cache of transformers has."""
+        if model is None:
+            return cls(missing="The run's folder does not name its model. Give the folder with --model.")
+        try:
+            tokenizers = importlib.import_module("tokenizers")
+        except ModuleNotFoundError:
+            return cls(missing="Tokens have no text here: the package tokenizers is not installed.")
+        path = Path(model) / FILE if Path(model).is_dir() else cached(model)
+        if path is None or not path.is_file():
+            return cls(missing=f"Tokens have no text: {model} has no {FILE} here. Give a folder with --model.")
+        try:
+            return cls(tokenizers.Tokenizer.from_file(str(path)))
+        except Exception as error:  # the package raises nothing more special
+            return cls(missing=f"Tokens have no text: {path} cannot be read: {error}")
 
+    def decode(self, ids: Sequence[int]) -> str:
+        """Their text, special tokens included; "" without a tokenizer."""
+        return "" if self.tokenizer is None else str(self.tokenizer.decode(list(ids), skip_special_tokens=False))
 
-@dataclass(frozen=True)
-class TurnView:
-    """One call: `prompt` tokens were read, `new` of them new; `end` is the number of the node where it ends."""
-
-    turn_id: str
-    finish: str
-    prompt: int
-    new: int
-    generated: int
-    end: int | None
-
-
-@dataclass(frozen=True)
-class DriftView:
-    """Where a turn left the record; `text` says why in words, `recorded` and `replayed` are the first few tokens."""
-
-    turn_id: str
-    recorded_turn_id: str
-    at_token: int
-    cause: str
-    text: str
-    lost_tokens: int
-    kept_tokens: int
-    recorded: str
-    replayed: str
+    def pieces(self, ids: Sequence[int], before: Sequence[int] = ()) -> list[str]:
+        """The text of each token after those `before` it. A character of several tokens is the last one's."""
+        if self.tokenizer is None:
+            return [""] * len(ids)
+        lead = list(before[-LEAD:])
+        whole = [*lead, *ids]
+        begin, done, pieces = 0, len(lead), list[str]()
+        for end in range(len(lead) + 1, len(whole) + 1):
+            read, text = self.decode(whole[begin:done]), self.decode(whole[begin:end])
+            if text.endswith(INCOMPLETE) and end - done < LEAD and end < len(whole):
+                pieces.append("")
+                continue
+            if done == len(lead):
+                read = read.rstrip(INCOMPLETE)  # the bytes that it lacks may follow
+            pieces.append(text[len(read) :])
+            begin, done = max(begin, done - LEAD), end
+        return pieces
 
 
-@dataclass(frozen=True)
-class SessionDetail:
-    """`revision` changes with the tree. `policy` and `version` are those by which tokens count as trained.
-
-    `advantage` is the mean, the least and the greatest of its trained tokens.
-    """
-
-    session_id: str
-    uid: str
-    revision: str
-    stage: str
-    reason: str | None
-    outcome: str
-    opened_at: float
-    validation: bool
-    rewards: Mapping[str, float]
-    advantage: tuple[float, float, float] | None
-    policy: str
-    version: int
-    generated: int
-    trained: int
-    dropped: Mapping[str, int]
-    nodes: Sequence[NodeView]
-    turns: Sequence[TurnView]
-    drifts: Sequence[DriftView]
-    refused: Sequence[str]
-
-
-@dataclass(frozen=True)
-class TokensView:
-    """Tokens `start` to before `start + len(ids)` of a node of `total`; `logprobs` and `grammar` are empty of context.
-
-    `mask` is 1 for a token that is trained.
-    """
-
-    number: int
-    start: int
-    total: int
-    ids: list[int]
-    texts: list[str]
-    logprobs: list[float]
-    mask: list[int]
-    grammar: list[int]
-
-
-@dataclass(frozen=True)
-class TurnTexts:
-    """The request of a turn and its reply, as the journal has them."""
-
-    turn_id: str
-    request: dict[str, Any]
-    reply: dict[str, Any]
+def cached(name: str) -> Path | None:
+    """The tokenizer's file of a model's public name, if it was downloaded before."""
+    try:
+        hub = importlib.import_module("huggingface_hub")
+    except ModuleNotFoundError:
+        return None
+    try:
+        found = hub.try_to_load_from_cache(name, FILE)
+    except ValueError:  # it is no name of a model
+        return None
+    return Path(found) if isinstance(found, str) else None
 
 
 class Trajectory:
-    """A session as stored at one moment, with its tree; built once for all questions about it."""
+    """A session as stored at one moment, with its tree; built once for all questions about it.
+
+    `revision` changes with the tree.
+    """
 
     def __init__(self, stored: StoredSession, texts: Texts) -> None:
         self.stored, self.texts = stored, texts
@@ -146,56 +114,60 @@ class Trajectory:
         self.masks, self.dropped, self.sequences = masks_of(self.tree, self.run)
         self.revision = f"{len(stored.calls)}.{self.tree.generated}.{stored.stage}.{stored.outcome}"
 
-    def view(self) -> SessionDetail:
+    def view(self) -> Answer:
+        """The whole session but its tokens; `policy` and `version` are those by which tokens count as trained."""
         stored, run = self.stored, self.run
         account = run.account(
             assemble(self.tree, parse_policy(run.policy), run.version, run.limits, run.grammar).account
         )
-        return SessionDetail(
-            stored.session_id,
-            stored.uid,
-            self.revision,
-            str(stored.stage),
-            stored.reason,
-            stored.outcome,
-            stored.opened_at,
-            stored.validation,
-            stored.rewards,
-            run.advantage,
-            run.policy,
-            run.version,
-            account.generated,
-            account.trained,
-            {str(reason): count for reason, count in account.dropped.items()},
-            self._nodes(),
-            [self._turn(turn_id) for turn_id in self.tree.turns],
-            [self._drift(drift) for drift in find_drifts(self.tree, decode=self._decode)],
-            [f"{one.status} {one.path}: {one.message}" for one in stored.refused],
-        )
+        return {
+            "session_id": stored.session_id,
+            "uid": stored.uid,
+            "revision": self.revision,
+            "stage": str(stored.stage),
+            "reason": stored.reason,
+            "outcome": stored.outcome,
+            "opened_at": stored.opened_at,
+            "validation": stored.validation,
+            "rewards": stored.rewards,
+            "advantage": run.advantage,  # mean, least and greatest of its trained tokens
+            "policy": run.policy,
+            "version": run.version,
+            "generated": account.generated,
+            "trained": account.trained,
+            "dropped": {str(reason): count for reason, count in account.dropped.items()},
+            "nodes": self._nodes(),
+            "turns": [self._turn(turn_id) for turn_id in self.tree.turns],
+            "drifts": [self._drift(drift) for drift in find_drifts(self.tree, decode=self._decode)],
+            "refused": [f"{one.status} {one.path}: {one.message}" for one in stored.refused],
+        }
 
-    def tokens(self, number: int, start: int, count: int) -> TokensView:
-        """Tokens of a node, `MAX_TOKENS` at most; raises LookupError if there is no such node."""
+    def tokens(self, number: int, start: int, count: int) -> Answer:
+        """Tokens of a node, `MAX_TOKENS` at most; raises LookupError if there is no such node.
+
+        `logprobs` and `grammar` are empty of context, `mask` is 1 for a token that is trained.
+        """
         if not 0 <= number < len(self.nodes):
             raise LookupError(f"node {number} of {len(self.nodes)}")
         node = self.nodes[number]
         stop = min(start + min(count, MAX_TOKENS), len(node))
         ids, segment = node.ids[start:stop], node.segment
         mask = self.masks.get(node)
-        return TokensView(
-            number,
-            start,
-            len(node),
-            ids.tolist(),
-            self.texts.pieces(ids, self._before(node, start)),
-            [] if segment is None else [round(value, 5) for value in segment.logprobs[start:stop]],
-            [] if mask is None else mask[start:stop].astype(int).tolist(),
-            [] if segment is None else list(segment.grammar[start:stop]),
-        )
+        return {
+            "number": number,
+            "start": start,
+            "total": len(node),
+            "ids": ids.tolist(),
+            "texts": self.texts.pieces(ids, self._before(node, start)),
+            "logprobs": [] if segment is None else [round(value, 5) for value in segment.logprobs[start:stop]],
+            "mask": [] if mask is None else mask[start:stop].astype(int).tolist(),
+            "grammar": [] if segment is None else list(segment.grammar[start:stop]),
+        }
 
-    def turn_texts(self, turn_id: str) -> TurnTexts:
-        """Raises LookupError if there is no such turn."""
+    def turn_texts(self, turn_id: str) -> Answer:
+        """The request of a turn and its reply, as the journal has them; raises LookupError if there is no such turn."""
         turn = self.tree.turns[turn_id]
-        return TurnTexts(turn_id, turn.request, turn.reply)
+        return {"turn_id": turn_id, "request": turn.request, "reply": turn.reply}
 
     @property
     def _decode(self) -> Decode | None:
@@ -208,48 +180,60 @@ class Trajectory:
             before, above = above.ids[-(LEAD - len(before)) :] + before, above.parent
         return before
 
-    def _nodes(self) -> list[NodeView]:
+    def _nodes(self) -> list[Answer]:
+        """Runs of tokens: context, or generated with one weight version by one replica.
+
+        `parent` is None below the root, `start` the place of the first token on its path. `dropped` says why tokens are
+        not trained, each with its count. `sequence` is the turn that ends there, if its training sequence does.
+        """
         starts: dict[Node, int] = {self.tree.root: 0}
-        views = []
+        nodes = []
         for number, node in enumerate(self.nodes):
             assert node.parent is not None
             starts[node] = starts[node.parent] + len(node.parent)
             segment, mask = node.segment, self.masks.get(node)
-            views.append(
-                NodeView(
-                    number,
-                    self.numbers.get(node.parent),
-                    starts[node],
-                    len(node),
-                    node.turn_id,
-                    None if segment is None else segment.version,
-                    "" if segment is None else segment.replica,
-                    0 if mask is None else int(mask.sum()),
-                    self.dropped.get(node, {}),
-                    None if segment is None else float(np.mean(np.asarray(segment.logprobs))),
-                    self.sequences.get(node, ""),
-                )
+            nodes.append(
+                {
+                    "number": number,
+                    "parent": self.numbers.get(node.parent),
+                    "start": starts[node],
+                    "tokens": len(node),
+                    "turn_id": node.turn_id,
+                    "version": None if segment is None else segment.version,
+                    "replica": "" if segment is None else segment.replica,
+                    "trained": 0 if mask is None else int(mask.sum()),
+                    "dropped": self.dropped.get(node, {}),
+                    "mean_logprob": None if segment is None else float(np.mean(np.asarray(segment.logprobs))),
+                    "sequence": self.sequences.get(node, ""),
+                }
             )
-        return views
+        return nodes
 
-    def _turn(self, turn_id: str) -> TurnView:
+    def _turn(self, turn_id: str) -> Answer:
+        """One call: `prompt` tokens were read, `new` of them new; `end` is the number of the node where it ends."""
         turn = self.tree.turns[turn_id]
-        new = sum(map(len, turn.prompt_end.path_from(turn.match_end)))
-        prompt = sum(map(len, turn.prompt_end.path_from(None)))
-        return TurnView(turn_id, str(turn.finish), prompt, new, turn.generated, self.numbers.get(turn.end))
+        return {
+            "turn_id": turn_id,
+            "finish": str(turn.finish),
+            "prompt": sum(map(len, turn.prompt_end.path_from(None))),
+            "new": sum(map(len, turn.prompt_end.path_from(turn.match_end))),
+            "generated": turn.generated,
+            "end": self.numbers.get(turn.end),
+        }
 
-    def _drift(self, drift: Drift) -> DriftView:
-        return DriftView(
-            drift.turn_id,
-            drift.recorded_turn_id,
-            drift.at_token,
-            str(drift.cause),
-            CAUSES[drift.cause],
-            drift.lost_tokens,
-            drift.kept_tokens,
-            self.texts.decode(drift.recorded_ids) or str(list(drift.recorded_ids)),
-            self.texts.decode(drift.replayed_ids) or str(list(drift.replayed_ids)),
-        )
+    def _drift(self, drift: Drift) -> Answer:
+        """Where a turn left the record: why, in words, and the first few tokens that were recorded and replayed."""
+        return {
+            "turn_id": drift.turn_id,
+            "recorded_turn_id": drift.recorded_turn_id,
+            "at_token": drift.at_token,
+            "cause": str(drift.cause),
+            "text": CAUSES[drift.cause],
+            "lost_tokens": drift.lost_tokens,
+            "kept_tokens": drift.kept_tokens,
+            "recorded": self.texts.decode(drift.recorded_ids) or str(list(drift.recorded_ids)),
+            "replayed": self.texts.decode(drift.replayed_ids) or str(list(drift.replayed_ids)),
+        }
 
 
 Masks = dict[Node, NDArray[np.bool_]]

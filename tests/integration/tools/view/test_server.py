@@ -20,7 +20,7 @@ from seamless_verl.journal import CallStarted, SqliteJournal
 from seamless_verl.trajectory.records import tokens
 
 pytestmark = pytest.mark.integration
-ASSETS = ROOT / "seamless_verl" / "view" / "assets"
+ASSETS = ROOT / "seamless_verl" / "tools" / "view" / "assets"
 
 
 @pytest.fixture(scope="module")

@@ -12,8 +12,7 @@ from seamless_verl.journal.index import SessionEntry
 from seamless_verl.tools.view.sessions import (
     GROUP_SORTS,
     SORTS,
-    GroupQuery,
-    SessionQuery,
+    Query,
     groups_of,
     list_groups,
     list_sessions,
@@ -39,7 +38,7 @@ ENTRIES = [
 
 
 def found(**query: str) -> list[str]:
-    return [one.session_id for one in list_sessions(ENTRIES, SessionQuery.of(query)).rows]
+    return [one.session_id for one in list_sessions(ENTRIES, Query.of(query, SORTS)).rows]
 
 
 @pytest.mark.parametrize(
@@ -72,14 +71,14 @@ def test_filters_and_orders(query: dict[str, str], names: list[str]) -> None:
 
 
 def test_a_page_is_a_part_of_what_matches() -> None:
-    page = list_sessions(ENTRIES, SessionQuery.of({"sort": "oldest", "page": "1", "size": "2", "kind": "training"}))
+    page = list_sessions(ENTRIES, Query.of({"sort": "oldest", "page": "1", "size": "2", "kind": "training"}, SORTS))
     assert [one.session_id for one in page.rows] == ["b1", "b2"]
     assert (page.total, page.matching, page.page, page.size) == (5, 4, 1, 2)
-    assert list_sessions(ENTRIES, SessionQuery.of({"page": "99"})).rows == []
+    assert list_sessions(ENTRIES, Query.of({"page": "99"}, SORTS)).rows == []
 
 
 def test_counts_are_of_all_sessions_whatever_is_filtered() -> None:
-    counts = list_sessions(ENTRIES, SessionQuery.of({"text": "a"})).counts
+    counts = list_sessions(ENTRIES, Query.of({"text": "a"}, SORTS)).counts
     assert counts["outcome"] == {"trained": 2, "dropped": 1, "-": 1, "validation": 1}
     assert counts["kind"]["failed"] == counts["kind"]["validation"] == counts["dropped"]["session"] == 1
 
@@ -98,11 +97,11 @@ def test_counts_are_of_all_sessions_whatever_is_filtered() -> None:
 )
 def test_what_cannot_be_meant_is_refused(name: str, value: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        SessionQuery.of({name: value})
+        Query.of({name: value}, SORTS)
     assert caught.value.key == name and str(caught.value.value) == value
     if name != "kind":
         with pytest.raises(ConfigError):
-            GroupQuery.of({name: value})
+            Query.of({name: value}, GROUP_SORTS)
 
 
 def test_groups_add_up_their_sessions() -> None:
@@ -119,7 +118,7 @@ def test_groups_are_filtered_and_ordered() -> None:
     groups = groups_of(ENTRIES)
 
     def listed(**query: str) -> list[str]:
-        return [one.uid for one in list_groups(groups, GroupQuery.of(query)).rows]
+        return [one.uid for one in list_groups(groups, Query.of(query, GROUP_SORTS)).rows]
 
     assert listed() == ["w", "q", "p"] and listed(sort="oldest") == ["p", "q", "w"]
     assert listed(outcome="trained") == ["p"] and listed(text="q") == ["q"]
@@ -131,7 +130,7 @@ def test_each_order_works_on_sessions_without_anything() -> None:
     for sort in SORTS:
         assert len(found(sort=sort)) == len(ENTRIES)
     for sort in GROUP_SORTS:
-        assert list_groups(groups_of(ENTRIES), GroupQuery(sort=sort)).matching == 3
+        assert list_groups(groups_of(ENTRIES), Query(sort=sort)).matching == 3
 
 
 def test_the_reward_is_the_one_of_that_name_or_the_only_one() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from support.view import ids_of, make_tokenizer
 
-from seamless_verl.tools.view.texts import Texts
+from seamless_verl.tools.view.trajectory import Texts
 
 
 @pytest.mark.parametrize("text", ["two plus two", "a é 漢字 🙂 end", "\n\t  x", "🙂", ""])
