@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import fields, replace
 from typing import get_type_hints
 
 import msgspec
@@ -14,18 +14,18 @@ from seamless_verl.algorithms.samplers import SAMPLERS, sampler_named
 from seamless_verl.errors import ConfigError
 from seamless_verl.resources.lending import POLICIES
 from seamless_verl.runtime.fields import read_value
-from seamless_verl.tools.simulator.capacity import CapacityChange, CapacityEvent, CapacityPlan
 from seamless_verl.tools.simulator.machine import MACHINES, MachineProfile, machine_named
 from seamless_verl.tools.simulator.report import calibration_table, results_table, results_to_json
-from seamless_verl.tools.simulator.scenario import SCHEDULERS, Scenario, Scheduler
+from seamless_verl.tools.simulator.scenario import SCHEDULERS, Deaths, Scenario, Scheduler
 from seamless_verl.tools.simulator.simulate import simulate
 from seamless_verl.tools.simulator.workload import WORKLOADS, workload_named
 
 PROG, AUTO = "python -m seamless_verl.tools.simulator", "auto"
-CHANGES = {
-    CapacityChange.DEATH: "the replica of this device, counted from 0, dies then, and is back after --restart-s",
-    CapacityChange.JOIN: "this device comes then, and is not there before",
-    CapacityChange.DRAIN: "this device takes no more calls from then on, and leaves without any, or after --notice-s",
+FLAGS = {  # and the fields of Scheduler that they set
+    "--drop": ("drop", "give old groups up instead of waiting for them"),
+    "--prefetch": ("prefetch", "the host prepares a mini-batch while devices compute"),
+    "--early-pause": ("early_pause", "pause engines for the host's work too"),
+    "--keep": ("keep_cache", "what engines have computed is kept over a weight update"),
 }
 SPREAD = tuple(i / 8 for i in range(9))  # pass rates from prompts that always fail to prompts that never do
 
@@ -70,20 +70,15 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--machine", default="devices", help=f"one of {', '.join(MACHINES)}")
     parser.add_argument("--switch-s", type=float, help="seconds of a switch, each way")
-    parser.add_argument("--drop", action="store_true", help="give old groups up instead of waiting for them")
-    parser.add_argument("--prefetch", action="store_true", help="the host prepares a mini-batch while devices compute")
-    parser.add_argument("--early-pause", action="store_true", help="pause engines for the host's work too")
     parser.add_argument("--tail-batching", type=float, metavar="SHARE", help="of extra prompts of a step")
     parser.add_argument("--host-s", type=float, help="seconds of the host's work on a mini-batch")
-    parser.add_argument("--keep", action="store_true", help="what engines have computed is kept over a weight update")
+    for flag, (field, text) in FLAGS.items():
+        parser.add_argument(flag, dest=field, action="store_true", default=None, help=text)
     parser.add_argument("--look-s", type=float, help="seconds between two decisions of the policy while training waits")
     parser.add_argument("--deaths-per-hour", type=float, default=0.0, help="of replicas, in the whole cluster")
     parser.add_argument("--restart-s", type=float, default=60.0, help="seconds until a dead replica is back")
-    for change, meaning in CHANGES.items():
-        parser.add_argument(
-            f"--{change}", nargs="+", type=event_of(change), default=[], metavar="SECONDS:DEVICE", help=meaning
-        )
-    parser.add_argument("--notice-s", type=float, default=120.0, help="seconds that a device which drains may take")
+    death = "the replica of this device, counted from 0, dies then, and is back after --restart-s"
+    parser.add_argument("--death", nargs="+", type=death_of, default=[], metavar="SECONDS:DEVICE", help=death)
     parser.add_argument("--seats", type=int, default=32, help="calls an engine runs at once")
     parser.add_argument("--sampler", help=f"who is sampled and how often: one of {', '.join(SAMPLERS)}")
     parser.add_argument(
@@ -123,7 +118,7 @@ def scenarios(args: argparse.Namespace) -> dict[str, Scenario]:
                 seats=args.seats,
                 steps=args.steps,
                 seed=args.seed,
-                capacity=_capacity(args),
+                deaths=Deaths(args.deaths_per_hour, args.restart_s, tuple(args.death)),
                 sampler=args.sampler,
                 sampler_options=_sampler_options(args.sampler, args.sampler_option),
             )
@@ -142,20 +137,13 @@ def ahead(text: str) -> float | str:
     return AUTO if text == AUTO else float(text)
 
 
-def event_of(change: CapacityChange) -> Callable[[str], CapacityEvent]:
+def death_of(text: str) -> tuple[float, int]:
     """Reads SECONDS:DEVICE; ValueError for another text."""
-
-    def event(text: str) -> CapacityEvent:
-        seconds, _, device = text.partition(":")
-        return CapacityEvent(float(seconds), int(device), change)
-
-    event.__name__ = "SECONDS:DEVICE"  # as argparse names it where the text is none
-    return event
+    seconds, _, device = text.partition(":")
+    return float(seconds), int(device)
 
 
-def _capacity(args: argparse.Namespace) -> CapacityPlan:
-    events = [event for change in CHANGES for event in getattr(args, change)]
-    return CapacityPlan(args.deaths_per_hour, args.restart_s, args.notice_s, tuple(events))
+death_of.__name__ = "SECONDS:DEVICE"  # as argparse names it where the text is none
 
 
 def _sampler_options(sampler: str | None, given: Sequence[str]) -> dict[str, object]:
@@ -184,13 +172,11 @@ def _scheduler(args: argparse.Namespace, name: str, policy: str | None) -> Sched
     if name not in SCHEDULERS:
         way_out = f"Choose one of {sorted(SCHEDULERS)}"
         raise ConfigError("scheduler", name, "there is no such scheduler", way_out)
-    found = args.ahead == AUTO or None
-    overrides = {"policy": policy, "max_staleness": args.max_staleness, "updates": args.updates}
-    overrides |= {"finds_ahead": found, "ahead": None if found else args.ahead}
-    overrides |= {"tail_batching": args.tail_batching}
-    overrides |= {"drop": args.drop or None, "prefetch": args.prefetch or None, "early_pause": args.early_pause or None}
-    overrides |= {"keep_cache": args.keep or None, "look_s": args.look_s}
-    return replace(SCHEDULERS[name], **{key: value for key, value in overrides.items() if value is not None})
+    given = vars(args) | {"policy": policy}
+    if args.ahead == AUTO:
+        given |= {"ahead": None, "finds_ahead": True}
+    names = {field.name for field in fields(Scheduler)}
+    return replace(SCHEDULERS[name], **{k: value for k, value in given.items() if k in names and value is not None})
 
 
 def _machine(args: argparse.Namespace) -> MachineProfile:

@@ -15,9 +15,17 @@ from seamless_verl.runtime.run_description import FILE as DESCRIPTION
 from seamless_verl.runtime.run_description import RunDescription
 from seamless_verl.runtime.step_metrics import FILE as METRICS
 from seamless_verl.runtime.tables import text_table
-from seamless_verl.tools.simulator.calibration import LEAST_STEPS, Calibration, RatesSource, fit
+from seamless_verl.tools.simulator.calibration import (
+    LEAST_STEPS,
+    RECORDING,
+    Calibration,
+    RatesSource,
+    fit,
+    read_metrics,
+    read_rates,
+    read_rates_file,
+)
 from seamless_verl.tools.simulator.machine import TWO_CORES
-from seamless_verl.tools.simulator.run_metrics import RECORDING, read_metrics, read_rates, read_rates_file
 from seamless_verl.tools.view.folder import DEPTH, JOURNALS, MAX_LISTED, TRACES, runs_below
 
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"

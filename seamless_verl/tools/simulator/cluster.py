@@ -17,8 +17,7 @@ from collections.abc import Callable, Iterable
 from itertools import count
 
 from seamless_verl.resources.lending.policy import Use
-from seamless_verl.tools.simulator.device import SimulatedDevice, SimulatedUse
-from seamless_verl.tools.simulator.engine import SimulatedEngine, SimulatedSample
+from seamless_verl.tools.simulator.engine import SimulatedDevice, SimulatedEngine, SimulatedSample, SimulatedUse
 from seamless_verl.tools.simulator.machine import MachineProfile
 
 Action = Callable[[], None]
@@ -30,8 +29,7 @@ class VirtualCluster:
     """`on_ended` is called with each call that has ended; `priority` orders the queue, smallest first.
 
     `keep_cache`: contexts need not be computed again after a weight update. `changed` is set where something has
-    happened that may matter to a lending policy. `on_drained` is called with a device that was about to leave, and has
-    no call any more.
+    happened that may matter to a lending policy.
     """
 
     def __init__(
@@ -46,7 +44,6 @@ class VirtualCluster:
     ) -> None:
         self.machine, self.devices, self.carry_s, self.keep_cache = machine, devices, carry_s, keep_cache
         self.on_ended, self.priority = on_ended, priority
-        self.on_drained: Callable[[SimulatedDevice], None] = lambda _: None
         self.now = self.worked = 0.0
         self.version = 0
         self.syncing = self.computing = False
@@ -89,7 +86,6 @@ class VirtualCluster:
             self._count_up_to_now(device)
             device.engine.drop(samples, self.version)
             self.update(device)
-            self._report_drained(device)
         self._cut_calls -= samples
         self._queue = [entry for entry in self._queue if entry[2] not in samples]
         heapq.heapify(self._queue)
@@ -295,8 +291,3 @@ class VirtualCluster:
             self.on_ended(sample)
         self.changed = self.changed or not device.engine.running
         self.update(device)
-        self._report_drained(device)
-
-    def _report_drained(self, device: SimulatedDevice) -> None:
-        if device.leaving and not device.engine.running:
-            self.on_drained(device)

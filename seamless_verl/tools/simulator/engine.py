@@ -1,10 +1,10 @@
-"""Simulated samples and engines.
+"""Simulated samples, engines, and the devices that have them.
 
 A sample generates its turns in engines, with tool waits between them, and records the weight versions of its tokens.
 The running calls of an engine share its decoding steps, and freeze when it is paused.
 
-Invariant: `remaining` of a running call is what was left of it at the last `count_produced`, never below zero; its
-tokens are counted once.
+Invariants: `remaining` of a running call is what was left of it at the last `count_produced`, never below zero; its
+tokens are counted once. The seconds of all kinds of a device add up to the time up to which they were counted.
 """
 
 from __future__ import annotations
@@ -12,8 +12,10 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from enum import StrEnum
 from itertools import count
 
+from seamless_verl.resources.lending.policy import Tag, Use
 from seamless_verl.tools.simulator.workload import SimulatedTurn, Turns
 
 
@@ -233,3 +235,79 @@ class SimulatedEngine:
         self._since[sample] = self.steps
         sample.remaining = max(0.0, sample.remaining - produced)
         sample.produce(produced, version)
+
+
+class SimulatedUse(StrEnum):
+    """What a simulated device-second was spent on."""
+
+    TRAIN = "train"
+    """computing for the trainer"""
+    ROLLOUT = "rollout"
+    """generating: its engine had a running call"""
+    SWITCH = "switch"
+    """changing its use"""
+    SYNC = "sync"
+    """a weight update"""
+    AWAY = "away"
+    """its replica is dead, and it does not train"""
+    IDLE = "idle"
+    """none of these"""
+
+
+@dataclass
+class SimulatedDevice:
+    """`switching_until` is the end of a switch to `use`, None outside one.
+
+    `away`: its replica is dead. `rate` are the tokens/s of its engine now, `changes` how often what it does has
+    changed; `kind` is counted from `counted_to` on.
+    """
+
+    name: str
+    tags: frozenset[str]
+    engine: SimulatedEngine
+    use: Use
+    switching_until: float | None = None
+    away: bool = False
+    rate: float = 0.0
+    changes: int = 0
+    kind: SimulatedUse = SimulatedUse.IDLE
+    counted_to: float = 0.0
+    seconds: dict[SimulatedUse, float] = field(default_factory=lambda: dict.fromkeys(SimulatedUse, 0.0))
+
+    @classmethod
+    def create(cls, name: str, tags: frozenset[str], seats: int) -> SimulatedDevice:
+        return cls(name, tags, SimulatedEngine(seats), Use.ROLLOUT if Tag.ROLLOUT in tags else Use.TRAIN)
+
+    @property
+    def trains(self) -> bool:
+        return Tag.TRAIN in self.tags
+
+    @property
+    def serving(self) -> bool:
+        """Whether its engine runs calls, but for weight updates."""
+        return self.use is Use.ROLLOUT and self.switching_until is None and not self.away
+
+    @property
+    def open(self) -> bool:
+        """Whether its engine takes calls, but for weight updates."""
+        return self.serving and self.engine.running < self.engine.seats
+
+    @property
+    def with_trainer(self) -> bool:
+        return self.use is Use.TRAIN and self.switching_until is None
+
+    def count_up_to(self, now: float) -> None:
+        """Count the time up to `now` under the present kind."""
+        self.seconds[self.kind] += now - self.counted_to
+        self.counted_to = now
+
+    def kind_now(self, *, computing: bool, syncing: bool) -> SimulatedUse:
+        if syncing and not self.away:
+            return SimulatedUse.SYNC
+        if self.switching_until is not None:
+            return SimulatedUse.SWITCH
+        if computing and self.use is Use.TRAIN:
+            return SimulatedUse.TRAIN
+        if self.away:
+            return SimulatedUse.AWAY
+        return SimulatedUse.ROLLOUT if self.serving and self.engine.running else SimulatedUse.IDLE

@@ -26,7 +26,8 @@ from seamless_verl.resources.plan import make_plan
 from seamless_verl.resources.tags import KEY as RESOURCES
 from seamless_verl.runtime.tables import text_table
 from seamless_verl.tools.compare.job import SCRIPT, reads_main
-from seamless_verl.tools.simulator.accelerators import (
+from seamless_verl.tools.simulator.calibration import Calibration, read_calibration
+from seamless_verl.tools.simulator.machine import (
     ASSUMED,
     Accelerator,
     Lengths,
@@ -34,14 +35,18 @@ from seamless_verl.tools.simulator.accelerators import (
     machine_of,
     seats_of,
 )
-from seamless_verl.tools.simulator.calibration import Calibration, read_calibration
-from seamless_verl.tools.simulator.optimize import PlanCandidate, Prediction, Search, Unit, layouts, why_slower
-from seamless_verl.tools.simulator.planned_settings import (
+from seamless_verl.tools.simulator.optimize import (
     AlikeMachines,
+    PlanCandidate,
+    Prediction,
+    Search,
+    Unit,
     backend_of,
     comparison_of,
+    layouts,
     planned_resources,
     settings_of,
+    why_slower,
 )
 from seamless_verl.tools.simulator.workload import SimulatedWorkload
 

@@ -1,21 +1,23 @@
-"""Describes a run to simulate: its devices, machine, workload and scheduler, and how its capacity changes.
+"""Describes a run to simulate: its devices, machine, workload and scheduler, and which of its replicas die.
 
 A `Scheduler` says how generation and training take turns: verl's modes, or ours.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from seamless_verl.errors import ConfigError
 from seamless_verl.resources.lending import lending_policy
 from seamless_verl.resources.lending.policy import LendingPolicy, StepBoundary, Tag
 from seamless_verl.resources.tail_batching import TailBatching, extra_prompts
-from seamless_verl.tools.simulator.capacity import CapacityPlan
 from seamless_verl.tools.simulator.machine import MachineProfile
 from seamless_verl.tools.simulator.workload import SimulatedWorkload
 
+HOUR_S = 3600.0
+MOST_DEATHS = HOUR_S  # an hour: one a second
 VERL_RESUME_S = 1.0  # its client sleeps that long before it continues a cut call
 BOTH = frozenset({Tag.TRAIN, Tag.ROLLOUT})
 TRAIN, ROLLOUT = frozenset({Tag.TRAIN}), frozenset({Tag.ROLLOUT})
@@ -118,6 +120,40 @@ SCHEDULERS: Mapping[str, Scheduler] = {
 
 
 @dataclass(frozen=True)
+class Deaths:
+    """Deaths of replicas: drawn from the run's seed, so many an hour in the whole cluster, and `at` (seconds, device).
+
+    Intervals are exponential, victims are uniform. A dead replica's calls continue on others. It is back after
+    `restart_s`, with the committed weights. A device that also trains goes on training.
+    """
+
+    per_hour: float = 0.0
+    restart_s: float = 60.0
+    at: tuple[tuple[float, int], ...] = ()
+
+    def __post_init__(self) -> None:
+        for key, value, most in (
+            ("deaths_per_hour", self.per_hour, MOST_DEATHS),
+            ("restart_s", self.restart_s, HOUR_S),
+        ):
+            if not 0 <= value <= most:
+                raise ConfigError(key, value, "it is out of its bounds", f"Give 0 to {most:g}")
+
+    def check(self, devices: Sequence[frozenset[str]]) -> None:
+        """Raises ConfigError for a death that cannot be one of these devices'."""
+        for at_s, device in self.at:
+            text = f"{at_s:g}:{device}"
+            if not (math.isfinite(at_s) and at_s >= 0):
+                raise ConfigError("--death", text, "that is no time of the run", "Give 0 seconds or more")
+            if not 0 <= device < len(devices):
+                raise ConfigError("--death", text, f"there is no device {device}", f"Give 0 to {len(devices) - 1}")
+            if Tag.ROLLOUT not in devices[device]:
+                raise ConfigError(
+                    "--death", text, f"device {device} does not generate", "Choose a device tagged rollout"
+                )
+
+
+@dataclass(frozen=True)
 class Scenario:
     """`devices` are sets of tags; `seats` calls run at once in an engine; the first `warmup` steps are not measured.
 
@@ -134,7 +170,7 @@ class Scenario:
     steps: int = 40
     warmup: int = 3
     seed: int = 1
-    capacity: CapacityPlan = field(default_factory=CapacityPlan)
+    deaths: Deaths = field(default_factory=Deaths)
     sampler: str | None = None
     sampler_options: Mapping[str, object] = field(default_factory=dict)
 
@@ -144,7 +180,7 @@ class Scenario:
                 raise ConfigError(
                     "devices", _format_devices(self.devices), f"no device is tagged {tag}", f"Tag one {tag}"
                 )
-        self.capacity.check(self.devices)
+        self.deaths.check(self.devices)
         if self.workload.prompts % self.scheduler.updates:
             raise ConfigError(
                 "updates",

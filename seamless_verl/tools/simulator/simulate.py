@@ -1,4 +1,4 @@
-"""Runs a scenario in virtual time, and compares the result with a run in which no device is ever idle."""
+"""Runs a scenario in virtual time, measures it, and compares it with a run in which no device is ever idle."""
 
 from __future__ import annotations
 
@@ -8,17 +8,12 @@ from typing import Any
 
 from seamless_verl.resources.ahead import StalenessBound
 from seamless_verl.resources.lending.policy import LendingPolicy
-from seamless_verl.tools.simulator.ahead_control import AheadControl
-from seamless_verl.tools.simulator.capacity_control import CapacityController
 from seamless_verl.tools.simulator.cluster import VirtualCluster
-from seamless_verl.tools.simulator.device import SimulatedDevice, SimulatedUse
-from seamless_verl.tools.simulator.engine import SimulatedSample
-from seamless_verl.tools.simulator.lending_control import LendingController
-from seamless_verl.tools.simulator.measurements import Measurements
-from seamless_verl.tools.simulator.prompt_groups import PromptGroups
-from seamless_verl.tools.simulator.prompts import SimulatedPrompts
+from seamless_verl.tools.simulator.controllers import AheadControl, DeathController, LendingController
+from seamless_verl.tools.simulator.engine import SimulatedDevice, SimulatedSample, SimulatedUse
+from seamless_verl.tools.simulator.groups import PromptGroups, SimulatedPrompts
 from seamless_verl.tools.simulator.scenario import Scenario
-from seamless_verl.tools.simulator.trainer import SimulatedTrainer
+from seamless_verl.tools.simulator.trainer import Measurements, SimulatedTrainer
 
 
 @dataclass(frozen=True)
@@ -116,7 +111,7 @@ class Simulation:
             carry_s=scheduler.carry_s,
             keep_cache=scheduler.keep_cache,
         )
-        self.capacity = CapacityController(self.cluster, scenario.capacity, scenario.seed)
+        self.deaths = DeathController(self.cluster, scenario.deaths, scenario.seed)
         self.measurements = Measurements(self.cluster, scenario.warmup)
         self.lending = LendingController(
             self.cluster, self.groups, self.policy, carry=scheduler.carry, look_s=scheduler.look_s
@@ -129,7 +124,7 @@ class Simulation:
 
     def run(self) -> Result:
         """Run to the last step. Raises IntegrityError when seconds or groups do not add up."""
-        self.capacity.begin()
+        self.deaths.begin()
         run_steps = self.trainer.run_steps()
         waits_for = next(run_steps, None)
         while waits_for is not None:

@@ -25,9 +25,11 @@ from seamless_verl.tools.simulator.calibration import (
     fit_rates,
     fit_training,
     read_calibration,
+    read_metrics,
+    read_rates,
+    read_rates_file,
     sigma_of,
 )
-from seamless_verl.tools.simulator.run_metrics import read_metrics, read_rates, read_rates_file
 from seamless_verl.tools.simulator.workload import SimulatedWorkload
 
 WORKLOAD = SimulatedWorkload(prompts=16, samples=4, median=60, sigma=0.8, cap=4000, prompt_tokens=10)

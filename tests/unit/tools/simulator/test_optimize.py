@@ -8,16 +8,17 @@ import pytest
 
 from seamless_verl.errors import ConfigError
 from seamless_verl.resources.model_facts import ModelFacts
-from seamless_verl.tools.simulator.accelerators import (
+from seamless_verl.tools.simulator.machine import (
     ACCELERATORS,
     TRAIN_SHARE,
     Lengths,
+    MachineProfile,
     accelerator_named,
     active_parameters,
+    machine_named,
     machine_of,
     seats_of,
 )
-from seamless_verl.tools.simulator.machine import MachineProfile, machine_named
 from seamless_verl.tools.simulator.optimize import PlanCandidate, Prediction, Search, Unit, layouts, ordered, why_slower
 from seamless_verl.tools.simulator.scenario import BOTH, ROLLOUT, TRAIN
 from seamless_verl.tools.simulator.workload import SimulatedWorkload

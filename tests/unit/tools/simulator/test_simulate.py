@@ -15,8 +15,7 @@ from seamless_verl.resources.lending.marginal import Marginal
 from seamless_verl.resources.lending.policy import Decision, LendingView
 from seamless_verl.tools.bench.training.workloads import WORKLOADS as BENCH_WORKLOADS
 from seamless_verl.tools.simulator.__main__ import main
-from seamless_verl.tools.simulator.device import SimulatedUse
-from seamless_verl.tools.simulator.engine import SimulatedEngine, SimulatedGroup
+from seamless_verl.tools.simulator.engine import SimulatedEngine, SimulatedGroup, SimulatedUse
 from seamless_verl.tools.simulator.machine import ONE_CORE, MachineProfile
 from seamless_verl.tools.simulator.report import MEASURED, MeasuredRun, simulate_run
 from seamless_verl.tools.simulator.scenario import BOTH, ROLLOUT, SCHEDULERS, TRAIN, Scenario, Scheduler
@@ -266,7 +265,7 @@ def test_the_command_prints_a_table_json_and_mistakes(capsys: pytest.CaptureFixt
         (["--steps", "3"], "steps=3"),
         (["--devices", "0*train+rollout"], "devices='0*train+rollout'"),
         (["--deaths-per-hour", "-1"], "deaths_per_hour=-1"),
-        (["--drain", "1:9"], "--drain='1:9'"),
+        (["--death", "1:9"], "--death='1:9'"),
         (["--sampler-option", "rate=0.3"], "--sampler-option='rate=0.3': is not read by sampler None. Give --sampler"),
         (["--sampler", "gdro", "--sampler-option", "threshold=1"], "Give rate or least or most"),
         (["--sampler", "gdro", "--sampler-option", "least=few"], "--sampler-option least='few'"),

@@ -1,13 +1,76 @@
-"""Applies a lending policy to a simulated cluster: when it is asked, and what it sees."""
+"""The policies of a real run, asked in virtual time: how far to go ahead, who is lent, and which replicas are dead."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from functools import partial
+from random import Random
+
+from seamless_verl.resources.ahead import AheadLevel, EngineUse
 from seamless_verl.resources.lending.marginal import moving_average
-from seamless_verl.resources.lending.policy import Costs, Demand, DeviceView, LendingPolicy, LendingView, Use
+from seamless_verl.resources.lending.policy import Costs, Demand, DeviceView, LendingPolicy, LendingView, Tag, Use
 from seamless_verl.tools.simulator.cluster import VirtualCluster
-from seamless_verl.tools.simulator.device import SimulatedDevice
-from seamless_verl.tools.simulator.engine import SimulatedGroup
-from seamless_verl.tools.simulator.prompt_groups import PromptGroups
+from seamless_verl.tools.simulator.engine import SimulatedDevice, SimulatedGroup, SimulatedUse
+from seamless_verl.tools.simulator.groups import PromptGroups
+from seamless_verl.tools.simulator.scenario import HOUR_S, Deaths, Scheduler
+
+
+@dataclass(frozen=True)
+class SimulatedLoad:
+    """A simulated engine at one moment, as `EngineUse` sees a real one."""
+
+    replica_id: str
+    running: int
+    seats: int
+    generated: float
+    serves: bool
+
+
+class AheadControl:
+    """Looks at the cluster's engines while training waits for groups, where the scheduler finds how far to go."""
+
+    def __init__(self, cluster: VirtualCluster, scheduler: Scheduler) -> None:
+        self.cluster, self.given = cluster, scheduler.batches_ahead
+        self.level = AheadLevel(scheduler.max_staleness) if scheduler.finds_ahead else None
+        self.use = EngineUse()
+        self.generating = [device for device in cluster.devices if Tag.ROLLOUT in device.tags]
+        self.generated: dict[str, float] = {}
+        self.step_began = self.looked = self.idle_s = 0.0
+
+    @property
+    def batches(self) -> float:
+        """Steps' worth of prompts outstanding beyond the current step's."""
+        return self.given if self.level is None else self.level.level
+
+    def look(self) -> None:
+        """While training waits for groups."""
+        if self.level is None or not self.use.due(self.cluster.now):
+            return
+        seconds, self.looked = self.cluster.now - self.looked, self.cluster.now
+        loads = []
+        for device in self.cluster.devices:
+            if not device.away:
+                engine = device.engine
+                tokens = self.generated.get(device.name, 0.0) + device.rate * seconds
+                self.generated[device.name] = tokens
+                loads.append(SimulatedLoad(device.name, engine.running, engine.seats, tokens, device.serving))
+        self.use.look(loads, self.cluster.waiting, self.cluster.now, self.level.level)
+
+    def wait_ended(self) -> None:
+        self.use.wait_ended()
+
+    def step_ended(self) -> None:
+        now, lost, idle_s = self.cluster.now, self.use.take(), self._idle_s()
+        if self.level is not None:
+            step_s = now - self.step_began
+            device_s = step_s * len(self.generating)
+            self.level.step_ended(step_s, lost, (idle_s - self.idle_s) / device_s if device_s else 0.0)
+        self.step_began, self.idle_s = now, idle_s
+
+    def _idle_s(self) -> float:
+        """Of the devices that generate, up to now."""
+        self.cluster.count_up_to_now(self.generating)
+        return sum(device.seconds[SimulatedUse.IDLE] for device in self.generating)
 
 
 class LendingController:
@@ -104,7 +167,7 @@ class LendingController:
             sum(1 for sample in engine.samples if sample.group in urgent) if urgent else 0,
             device.rate * speed,
             engine.longest * self.cluster.step_s(running) / speed if running else 0.0,
-            0 if device.away or device.leaving else engine.seats,
+            0 if device.away else engine.seats,
         )
 
     def _demand(self) -> Demand:
@@ -128,3 +191,42 @@ class LendingController:
 
     def train_devices_ready(self) -> bool:
         return all(device.with_trainer for device in self.trains)
+
+
+class DeathController:
+    """Lets replicas of a simulated cluster die and come back; `count` has how many died.
+
+    Invariant: a device whose replica is dead runs no call; the calls that it had are in the queue again.
+    """
+
+    def __init__(self, cluster: VirtualCluster, deaths: Deaths, seed: int) -> None:
+        self.cluster, self.deaths, self.draw = cluster, deaths, Random(f"{seed}/deaths")
+        self.count = 0
+
+    def begin(self) -> None:
+        """Sets the deaths as timers."""
+        for at_s, number in self.deaths.at:
+            self.cluster.after(at_s, partial(self.kill, self.cluster.devices[number]))
+        self._await_random_death()
+
+    def kill(self, device: SimulatedDevice) -> None:
+        """Ends its replica, which is back after `restart_s`; nothing if it is dead already."""
+        if not device.away:
+            self.count += 1
+            self.cluster.cut(device)
+            self._set_away(device, True)
+            self.cluster.after(self.deaths.restart_s, partial(self._set_away, device, False))
+
+    def _set_away(self, device: SimulatedDevice, away: bool) -> None:
+        device.away, self.cluster.changed = away, True
+        self.cluster.update(device)
+
+    def _await_random_death(self) -> None:
+        if self.deaths.per_hour:
+            self.cluster.after(self.draw.expovariate(self.deaths.per_hour / HOUR_S), self._random_death)
+
+    def _random_death(self) -> None:
+        alive = [device for device in self.cluster.devices if Tag.ROLLOUT in device.tags and not device.away]
+        if alive:
+            self.kill(self.draw.choice(alive))
+        self._await_random_death()
