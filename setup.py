@@ -33,11 +33,11 @@ setup(
     package_data={
         "seamless_verl": [
             *("py.typed", "config/*.yaml", "config/platform/*.yaml", "tiny/*.jinja"),
-            *("tools/view/assets/*", "tools/view/assets/vendor/*/*"),
+            *("tools/view/assets/*", "tools/view/assets/vendor/*/*", "tools/compare/templates/*"),
         ]
     },
     install_requires=["verl>=0.9.1", "msgspec>=0.18", "httpx>=0.27"],
-    extras_require={"cpu": CPU, "compare": ["plotly", "pyarrow"], "dev": DEV},
+    extras_require={"cpu": CPU, "compare": ["plotly", "pyarrow", "jinja2"], "dev": DEV},
     entry_points={
         "console_scripts": ["seamless-verl = seamless_verl.cli.main:main"],
         # Imported (never called) by `import verl`: keep what it points at tiny.

@@ -1,7 +1,7 @@
 """What `seamless.correction.loss=auto` and `seamless.max_staleness=null` come to: a loss that corrects for old tokens,
 and how old they may be with it.
 
-Measured in bench/rewards/README.md: with DPPO's loss tokens of four versions learn as those of none do, and without a
+Measured in tools/compare/rewards.md: with DPPO's loss tokens of four versions learn as those of none do, and without a
 correction one version is already behind. So `auto` is `dppo` wherever a run leaves verl's loss as it is, and a run that
 brings a loss of its own keeps it, with a bound that does little harm.
 """

@@ -9,7 +9,7 @@ from seamless_verl.runtime.fields import Doc, PositiveNumber
 
 CorrectionLoss: TypeAlias = Literal["auto", "dppo"]
 HARMLESS_STALENESS = 1
-"""Versions that a token may be behind the trainer without a correction: bench/rewards/README.md has what it costs."""
+"""Versions that a token may be behind the trainer without a correction: tools/compare/rewards.md has what it costs."""
 CORRECTED_STALENESS = 4
 """Versions that a token may be behind the trainer where the loss corrects: the most that was compared with none."""
 

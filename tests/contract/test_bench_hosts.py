@@ -19,17 +19,18 @@ from verl.utils.tracking import FileLogger
 from verl.workers.rollout.replica import TokenOutput
 
 from seamless_verl.tiny import make_tokenizer
-from seamless_verl.tools.bench.training.figures import read_samples
-from seamless_verl.tools.bench.training.loop import ForcedLengthLoop
-from seamless_verl.tools.bench.training.workloads import WORKLOADS
-from seamless_verl.tools.compare import polls
+from seamless_verl.tools.compare.arms import POLLING, SHORT_POLL_S, parse_arm, with_short_poll
+from seamless_verl.tools.compare.forced_loop import ForcedLengthLoop
+from seamless_verl.tools.compare.forced_work import read_samples
+from seamless_verl.tools.compare.report import VERLS_POLL_S
+from seamless_verl.tools.compare.workloads import WORKLOADS
 
 W3 = WORKLOADS["w3"]
 
 
 def test_a_comparison_names_the_poll_with_which_verl_is_shipped() -> None:
     shipped = {inspect.signature(one).parameters["poll_interval"].default for one in (ReplayBuffer, ReplayBufferAsync)}
-    assert shipped == {polls.VERLS_POLL_S}
+    assert shipped == {VERLS_POLL_S}
 
 
 BATCHES = {"max_num_gen_batches": 0, "max_inflight_gen_batches": 3}
@@ -69,10 +70,10 @@ def test_only_the_poll_of_verls_buffers_is_lowered(mode: str, base: type[Any], g
     """Also with what verl gives to its own buffers and to no custom one: how groups are filtered."""
     trainer = Trainer(mode, **given)
     verls = trainer._build_replay_buffer()
-    for key, value in polls.short_poll(mode).items():
-        OmegaConf.update(trainer.config, key, value)
+    for setting in with_short_poll(parse_arm(mode)).settings:
+        OmegaConf.update(trainer.config, *setting.split("="))
     ours = trainer._build_replay_buffer()
-    assert (verls.poll_interval, ours.poll_interval) == (2.0, polls.SHORT_POLL_S)
+    assert (verls.poll_interval, ours.poll_interval) == (2.0, SHORT_POLL_S)
     assert type(verls) is base and isinstance(ours, base)
     assert ours.filter_groups_metric == ("acc" if given.items() >= DAPO.items() else None)
     rest = {key: value for key, value in vars(verls).items() if key != "poll_interval"}
@@ -81,7 +82,7 @@ def test_only_the_poll_of_verls_buffers_is_lowered(mode: str, base: type[Any], g
 
 
 def test_lending_asks_a_sampler_for_what_ours_inherits() -> None:
-    ours = load_extern(polls.MODULE, "PollingReplayBufferAsync")
+    ours = load_extern(POLLING, "PollingReplayBufferAsync")
     assert {"wait_for_sampleable", "get_sampleable_count"} <= set(dir(ours))
 
 
@@ -122,7 +123,8 @@ class Engine:
 
 
 async def talk(engine: Engine, record: Path, index: int) -> AgentLoopOutput:
-    config = OmegaConf.create({"actor_rollout_ref": {"rollout": {"prompt_length": 64}}, "data": {}})
+    rollout, trainer = {"prompt_length": 64}, {"default_local_dir": str(record.parent)}
+    config = OmegaConf.create({"actor_rollout_ref": {"rollout": rollout}, "data": {}, "trainer": trainer})
     loop = ForcedLengthLoop(
         trainer_config=DictConfigWrap(config),
         server_manager=engine,
@@ -131,7 +133,6 @@ async def talk(engine: Engine, record: Path, index: int) -> AgentLoopOutput:
         dataset_cls=None,
         data_config=DictConfigWrap(config.data),
         workload="w3",
-        record=str(record),
     )
     prompt = [{"role": "user", "content": "1+1="}]
     return await loop.run({"temperature": 1.0, "logprobs": True}, raw_prompt=prompt, index=index, session_id=3)

@@ -30,7 +30,6 @@ PURE = (
     "rollout.call",
     "tools.bench.stub_engine",
     "transport",
-    "tools.bench.rewards.validation_curves",
     "tools.bench.journal",
     "algorithms.samplers",
     *(f"resources.{name}" for name in ("ledger", "ahead", "lending")),
@@ -49,10 +48,7 @@ PURE = (
     "trainer.step_line",
     *(f"tools.view.{name}" for name in ("run", "server", "__main__")),
     *(f"resources.{name}" for name in ("plan", "memory_fit")),
-    *(
-        f"tools.bench.training.{name}"
-        for name in ("arms", "engine_baseline", "figures", "report", "running", "workloads")
-    ),
+    *(f"tools.compare.{name}" for name in ("engine_baseline", "forced_work", "workloads")),
 )
 CODE = f"""
 import importlib, json, sys

@@ -16,7 +16,7 @@ CURRENT = [
     *sorted(DOCS.glob("*.md")),
     ROOT / "tests/gpu/README.md",
     *sorted((ROOT / "recipes").rglob("README.md")),
-    *sorted((ROOT / "seamless_verl").rglob("README.md")),
+    *sorted((ROOT / "seamless_verl").rglob("*.md")),
 ]
 """What says how things are now: all but the changelog."""
 PAGES = [*CURRENT, ROOT / "CHANGELOG.md"]

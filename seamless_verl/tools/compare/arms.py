@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from seamless_verl.errors import ConfigError
@@ -25,6 +25,10 @@ ROLLOUT = "actor_rollout_ref.rollout"
 RESOURCES = "seamless.resources"
 SETTING = re.compile(r"[+~]*[\w.@/]+=")
 LONGEST_NAME = 200  # of 255 letters that file systems take, some of which are left for seed and round
+BOUND, RATE = "seamless.max_staleness", "actor_rollout_ref.actor.optim.lr"
+APART = ("disaggregated", "multiplexed")  # layouts with devices that only generate
+BUFFER = "trainer.v1.sampler.custom_sampler"
+POLLING, SHORT_POLL_S = "pkg://seamless_verl.tools.compare.polling", 0.1
 T = TypeVar("T")
 
 
@@ -32,8 +36,8 @@ T = TypeVar("T")
 class ComparedArm:
     """A trainer mode under some settings; `text` is how it was written, and `name` what it is called in the report.
 
-    `rate` is the learning rate of an arm that is there with several (`grid`), and `system` what these have in common;
-    `line` is what those have in common that `grid` gave different bounds on staleness.
+    `rate` is the learning rate of an arm that is there with several, and `system` what these have in common; `line` is
+    what those have in common that have different bounds on staleness.
     """
 
     text: str
@@ -48,10 +52,14 @@ class ComparedArm:
     def is_ours(self) -> bool:
         return self.mode == OURS
 
-    @property
-    def by_tags(self) -> bool:
-        """Whether its own settings describe the machines."""
-        return any(setting.lstrip("+").startswith(f"{RESOURCES}=") for setting in self.settings)
+    def sets(self, key: str) -> bool:
+        """Whether its own settings have this key."""
+        return any(setting.lstrip("+").startswith(f"{key}=") for setting in self.settings)
+
+    def with_setting(self, setting: str, mark: str) -> ComparedArm:
+        """The arm with one more setting, which its name has as a mark."""
+        settings = (*self.settings, setting)
+        return replace(self, text=f"{self.text}:{setting}", name=f"{self.name} {mark}", settings=settings)
 
 
 @dataclass(frozen=True)
@@ -150,13 +158,16 @@ def arm_overrides(arm: ComparedArm, facts: JobFacts) -> list[str]:
         ConfigError: the mode cannot use these devices, or this batch.
     """
     mode = [f"{MODE}={arm.mode}"]
-    if arm.is_ours and (facts.by_tags or facts.own_layout or arm.by_tags):
+    if arm.is_ours and (facts.by_tags or facts.own_layout or arm.sets(RESOURCES)):
         return [*mode, *arm.settings]
     untagged = [f"{RESOURCES}=null"] if facts.by_tags else []
-    if arm.mode != "separate_async":
+    apart = any(f"seamless.layout={layout}" in arm.settings for layout in APART)
+    if arm.mode != "separate_async" and not apart:
         return [*mode, *untagged, *shared_devices(facts.machines), *arm.settings]
-    pool = separate_devices(facts.machines)
+    pool = separate_devices(facts.machines, arm.name)
     backend = f"{ROLLOUT}.checkpoint_engine.backend={facts.pool_backend}"
+    if apart:
+        return [*mode, *pool, backend, *arm.settings]
     updates = f"trainer.v1.separate_async.parameter_sync_step={updates_of(facts)}"
     return [*mode, *untagged, *pool, backend, updates, *arm.settings]
 
@@ -170,11 +181,11 @@ def shared_devices(machines: Machines) -> list[str]:
     ]
 
 
-def separate_devices(machines: Machines) -> list[str]:
+def separate_devices(machines: Machines, arm: str) -> list[str]:
     """One half of the machines, or of the one machine's devices, trains; the rest generates in a pool of its own."""
     if machines.total < 2:
         reason = "trains and generates on devices of their own, and this comparison has one"
-        raise ConfigError("--devices", machines.total, f"separate_async {reason}", "Give --devices 2 or more")
+        raise ConfigError("--devices", machines.total, f"{arm} {reason}", "Give --devices 2 or more")
     if machines.count == 1:
         train, generate = (1, machines.devices - machines.devices // 2), (1, machines.devices // 2)
     else:
@@ -201,3 +212,46 @@ def interleaved(arms: Sequence[T], rounds: int) -> Iterator[tuple[int, T]]:
     for number in range(1, rounds + 1):
         for arm in arms if number % 2 else reversed(arms):
             yield number, arm
+
+
+def with_short_poll(arm: ComparedArm) -> ComparedArm:
+    """One of verl's modes with its own buffer, which looks for finished prompts every `SHORT_POLL_S`.
+
+    An arm of ours, or with a buffer of its own, stays as it is.
+    """
+    if arm.is_ours or arm.sets(f"{BUFFER}.path"):
+        return arm
+    name = "PollingReplayBuffer" if arm.mode == "sync" else "PollingReplayBufferAsync"
+    more = (f"{BUFFER}.path={POLLING}", f"{BUFFER}.name={name}")
+    text, marked = ":".join([arm.text, *more]), f"{arm.name} poll={SHORT_POLL_S:g}"
+    return replace(arm, text=text, name=marked, settings=(*arm.settings, *more))
+
+
+def repeated(arms: Sequence[ComparedArm], bounds: Sequence[int], rates: Sequence[str]) -> list[ComparedArm]:
+    """Each arm of ours that has no bound on staleness with each bound, and every arm with each learning rate.
+
+    Raises:
+        ConfigError: no arm takes a bound, an arm has a learning rate of its own, or two have one name.
+    """
+    takers = [arm for arm in arms if arm.is_ours and not arm.sets(BOUND)]
+    if bounds and not takers:
+        way_out = "Name seamless among --arms, or leave --staleness out"
+        reason = "no arm takes it: verl's modes do not, nor one that has its own"
+        raise ConfigError("--staleness", list(bounds), reason, way_out)
+    found = list[ComparedArm]()
+    for arm in arms:
+        bounded = [replace(arm.with_setting(f"{BOUND}={one}", f"s={one}"), line=arm.name) for one in bounds]
+        found += bounded if arm in takers and bounds else [arm]
+    if rates:
+        for arm in found:
+            if arm.sets(RATE):
+                raise ConfigError("--learning-rates", arm.text, f"sets {RATE} itself", "Leave it out of the arm")
+        found = [with_rate(arm, rate) for rate in rates for arm in found]
+    if len({folder_name(arm.name) for arm in found}) < len(found):
+        raise ConfigError("--arms", [arm.name for arm in found], "two have one name", "Name them otherwise")
+    return found
+
+
+def with_rate(arm: ComparedArm, rate: str) -> ComparedArm:
+    line = f"{arm.line or arm.name} lr={rate}"
+    return replace(arm.with_setting(f"{RATE}={rate}", f"lr={rate}"), rate=rate, system=arm.name, line=line)

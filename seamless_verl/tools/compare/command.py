@@ -16,37 +16,34 @@ from seamless_verl.cli.main import COMMANDS, OVERRIDE
 from seamless_verl.cli.output import write
 from seamless_verl.config.words import misread_of
 from seamless_verl.errors import ConfigError
-from seamless_verl.runtime.tables import text_table
-from seamless_verl.tools.compare.arms import DEFAULT_ARMS, ComparedArm, JobFacts, parse_arms
-from seamless_verl.tools.compare.comparison import Comparison
-from seamless_verl.tools.compare.frontier import collapse_lines, target_lines
-from seamless_verl.tools.compare.grid import parse_bounds, parse_rates, repeated
-from seamless_verl.tools.compare.job import Job, job_named
+from seamless_verl.tools.compare.arms import DEFAULT_ARMS, ComparedArm, JobFacts, parse_arms, repeated, with_short_poll
+from seamless_verl.tools.compare.job import Job, job_named, with_data
 from seamless_verl.tools.compare.outcome import RunState
 from seamless_verl.tools.compare.plan import SKIP, STEPS, Options, check_arms
-from seamless_verl.tools.compare.polls import poll_line, with_short_poll
 from seamless_verl.tools.compare.probing import probe_arms, probe_job
 from seamless_verl.tools.compare.processes import exit_on_signals
-from seamless_verl.tools.compare.report import difference_lines, equal_table, machine_lines, verdicts
+from seamless_verl.tools.compare.report import ending
 from seamless_verl.tools.compare.series import RunSeries, cannot_run
 from seamless_verl.tools.compare.store import output_folder
+from seamless_verl.tools.compare.workloads import WORKLOADS
 
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
-DESCRIPTION = """Runs the same job with several trainers, one run after the other, and reports how fast they are, how
+DESCRIPTION = f"""Runs the same job with several trainers, one run after the other, and reports how fast they are, how
 much of their devices' time is idle, how stale their tokens are, and whether they learn alike.
 
-The job is a recipe (its name or its folder), a config file on seamless_ppo_trainer (.yaml), or KEY=VALUE alone; more
-KEY=VALUE hold in every arm. A run that is finished in the output folder is not made again. Exit code 0; 1 when an arm
-did not finish; 2 for a setting that cannot work; 130 after Ctrl-C, 143 after SIGTERM, 129 when the terminal is closed,
-with a report of what there is."""
+The job is a recipe (its name or its folder), a config file on seamless_ppo_trainer (.yaml), KEY=VALUE alone, or a
+workload whose responses have forced lengths ({", ".join(WORKLOADS)}). More KEY=VALUE hold in every arm. A run that is
+finished in the output folder is not made again. Exit code 0; 1 when an arm did not finish, or did other work; 2 for a
+setting that cannot work; 130 after Ctrl-C, 143 after SIGTERM, 129 when the terminal is closed, with a report of what
+there is."""
 ARMS_HELP = (
     "separated by commas, the first is the baseline: sync, colocate_async, separate_async (verl's), seamless (ours), "
     "each with settings as in seamless:max_staleness=4, or ours by another name as in "
     f"far:max_staleness=4; by default {','.join(DEFAULT_ARMS)}, the second one where there are two devices"
 )
 NAME = "compare"
-FLAGS = ("--equal-tokens", "--short-poll")  # its options that take no value
-PARTS = ("plotly", "pyarrow")
+FLAGS = ("--equal-tokens", "--short-poll", "--bound")  # its options that take no value
+PARTS = ("plotly", "pyarrow", "jinja2")
 
 
 def add_command(commands: Commands) -> None:
@@ -55,43 +52,26 @@ def add_command(commands: Commands) -> None:
         NAME, help=COMMANDS[NAME], description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("job", nargs="*", metavar="CONFIG|RECIPE KEY=VALUE", help="what is compared")
-    parser.add_argument("--arms", help=ARMS_HELP)
-    parser.add_argument(
-        "--staleness", metavar="S,...", help="run each arm of ours with each max_staleness, as in 0,1,4"
-    )
-    parser.add_argument(
-        "--learning-rates", metavar="R,...", help="run each arm with each of them, beside a baseline of its own"
-    )
-    parser.add_argument("--seeds", default="1,2", help="of the data's order; 1,2 by default")
-    parser.add_argument("--rounds", type=int, default=1, help="how often each seed is run; 1 by default")
-    parser.add_argument("--steps", type=int, default=STEPS, help=f"of each run; {STEPS} by default")
-    parser.add_argument("--skip", type=int, default=SKIP, help=f"first steps that are not measured; {SKIP} by default")
-    parser.add_argument(
-        "--validate",
-        type=int,
-        default=0,
-        metavar="N",
-        help="validate every N steps; by default the reward is training's",
-    )
-    parser.add_argument(
-        "--equal-tokens",
-        action="store_true",
-        help="compare after as many generated tokens, too; arms may differ in sampler, estimator, rollout.n and steps",
-    )
-    parser.add_argument(
-        "--target-reward",
-        type=float,
-        metavar="REWARD",
-        help="report the seconds to it; by default to the reward that the baseline has at the end",
-    )
-    parser.add_argument(
-        "--short-poll",
-        action="store_true",
-        help="verl's modes look for finished prompts every 0.1 s, and not as shipped every 2.0 s",
-    )
-    parser.add_argument("--devices", type=int, metavar="N", help="of every arm, by default as many as the job has")
-    parser.add_argument("--out", type=Path, help="folder of the report; runs/compare/<job> by default")
-    parser.add_argument("--timeout", type=float, default=3600.0, metavar="SECONDS", help="of one run")
+    add = parser.add_argument
+    add("--arms", help=ARMS_HELP)
+    add("--staleness", metavar="S,...", help="run each arm of ours with each max_staleness, as in 0,1,4")
+    add("--learning-rates", metavar="R,...", help="run each arm with each of them, beside a baseline of its own")
+    add("--seeds", default="1,2", help="of the data's order; 1,2 by default")
+    add("--rounds", type=int, default=1, help="how often each seed is run; 1 by default")
+    add("--steps", type=int, default=STEPS, help=f"of each run; {STEPS} by default")
+    add("--skip", type=int, default=SKIP, help=f"first steps that are not measured; {SKIP} by default")
+    validate = "validate every N steps; by default the reward is training's"
+    add("--validate", type=int, default=0, metavar="N", help=validate)
+    equal = "compare after as many generated tokens, too; arms may differ in sampler, estimator, rollout.n and steps"
+    add("--equal-tokens", action="store_true", help=equal)
+    target = "report the seconds to it; by default to the reward that the baseline has at the end"
+    add("--target-reward", type=float, metavar="REWARD", help=target)
+    poll = "verl's modes look for finished prompts every 0.1 s, and not as shipped every 2.0 s"
+    add("--short-poll", action="store_true", help=poll)
+    add("--bound", action="store_true", help="of a workload: measure an engine alone, and report the bubble-free bound")
+    add("--devices", type=int, metavar="N", help="of every arm, by default as many as the job has")
+    add("--out", type=Path, help="folder of the report; runs/compare/<job> by default")
+    add("--timeout", type=float, default=3600.0, metavar="SECONDS", help="of one run")
     parser.set_defaults(run=compare)
 
 
@@ -112,6 +92,7 @@ def compare(args: argparse.Namespace) -> int:
         tuple(parse_bounds(args.staleness)) if args.staleness else (),
         tuple(parse_rates(args.learning_rates)) if args.learning_rates else (),
         args.short_poll,
+        args.bound,
     )
     options.check()
     arms = parse_arms(args.arms) if args.arms else None
@@ -133,6 +114,7 @@ def prepared(job: Job, arms: Sequence[ComparedArm] | None, options: Options, out
     sys.stderr.write(f"checking the job {job.name}: its settings, after what its recipe makes, if it is one\n")
     wanted = arms or default_arms()
     check_arms(wanted, options)
+    job = with_data(job, options.steps, bound=options.bound, timeout_s=options.timeout_s)
     splits = any(arm.mode == "separate_async" for arm in wanted)
     facts, _ = probe_job(job, options, out, splits=splits)
     chosen = [arm for arm in wanted if arms or fits(arm, facts)]
@@ -171,26 +153,17 @@ def make(series: RunSeries) -> int:
     except SystemExit as end:
         series.interrupt()
         if end.code != 128 + signal.SIGHUP:  # then the terminal is closed
-            write(ending(series))
+            say_ending(series)
         return int(end.code or 0)
-    write(ending(series))
-    return int(any(run.state is not RunState.FINISHED for run in series.runs))
+    say_ending(series)
+    work = series.forced_work()
+    unequal = work is not None and bool(work.unequal)
+    return int(unequal or any(run.state is not RunState.FINISHED for run in series.runs))
 
 
-def ending(series: RunSeries) -> str:
-    comparison: Comparison = series.comparison()
-    equal = comparison.equal_tokens
-    table = [] if equal is None else [text_table(*equal_table(equal, comparison.baseline), align="<>")]
-    learned = [*target_lines(comparison), *collapse_lines(comparison)]
-    lines = [
-        *verdicts(comparison),
-        *machine_lines(comparison),
-        *filter(None, [poll_line(comparison)]),
-        *difference_lines(comparison),
-        *learned,
-        *table,
-    ]
-    return "\n".join([*lines, f"The report is in {series.out / 'report.html'}, and as text beside it."])
+def say_ending(series: RunSeries) -> None:
+    place = f"The report is in {series.out / 'report.html'}, and as text beside it."
+    write(f"{ending(series.comparison())}\n{place}")
 
 
 def needs_parts() -> None:
@@ -217,6 +190,33 @@ def parse_seeds(text: str) -> tuple[int, ...]:
     if not re.fullmatch(r"\d+(,\d+)*", text):
         raise ConfigError("--seeds", text, "are not numbers", "Write them as --seeds 1,2,3")
     return tuple(map(int, text.split(",")))
+
+
+def parse_bounds(text: str) -> list[int]:
+    """Whole numbers between commas; ConfigError for anything else."""
+    parts = text.split(",")
+    way_out = "Write them as --staleness 0,1,4"
+    if not all(part.isdecimal() for part in parts):
+        raise ConfigError("--staleness", text, "are not whole numbers of 0 or more between commas", way_out)
+    bounds = [int(part) for part in parts]
+    if len(set(bounds)) < len(bounds):
+        raise ConfigError("--staleness", text, "names one twice", way_out)
+    return bounds
+
+
+def parse_rates(text: str) -> list[str]:
+    """Numbers above 0 between commas, as they were written; ConfigError for anything else."""
+    parts = text.split(",")
+    try:
+        values = {float(part) for part in parts}
+    except ValueError:
+        values = {0.0}
+    way_out = "Write them as --learning-rates 5e-4,1e-3"
+    if not all(0 < value < 1 for value in values):
+        raise ConfigError("--learning-rates", text, "are not numbers between 0 and 1", way_out)
+    if len(values) < len(parts):
+        raise ConfigError("--learning-rates", text, "names one twice", way_out)
+    return parts
 
 
 def command_line() -> str:

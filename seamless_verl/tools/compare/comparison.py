@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from seamless_verl.tools.compare.differences import Difference
 from seamless_verl.tools.compare.equal_tokens import EqualTokens
+from seamless_verl.tools.compare.forced_work import ForcedWork
 from seamless_verl.tools.compare.outcome import ArmSummary, Pair, Run, summarize
 
 
@@ -36,7 +37,8 @@ class Comparison:
     `baseline` is the first arm that can run here; with several learning rates an arm's own one is that of its rate, in
     `arms`. `differences` are the settings in which an arm differs from the baseline, by the names of the arms that can
     run. `target_reward` is what the user asked for, None for the baseline's. `warnings` were known before any run.
-    `idle_unknown` says why the devices cannot be seen from outside, where they cannot.
+    `idle_unknown` says why the devices cannot be seen from outside, where they cannot. `forced_work` is there for a
+    workload.
     """
 
     title: str
@@ -53,6 +55,7 @@ class Comparison:
     target_reward: float | None = None
     warnings: tuple[str, ...] = ()
     idle_unknown: str = ""
+    forced_work: ForcedWork | None = None
 
     @property
     def summaries(self) -> list[ArmSummary]:

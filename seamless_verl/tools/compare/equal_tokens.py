@@ -15,10 +15,9 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Any
 
-from seamless_verl.tools.compare.figures import StepFigures, mean_or_none, number
-from seamless_verl.tools.compare.learning import seconds_so_far
-from seamless_verl.tools.compare.outcome import RewardTest, Run, reward_difference
-from seamless_verl.tools.compare.statistics import Spread
+from seamless_verl.tools.compare.figures import StepFigures, mean_or_none, number, seconds_so_far
+from seamless_verl.tools.compare.outcome import Run
+from seamless_verl.tools.compare.statistics import RewardTest, Spread
 
 GENERATED, VALIDATING = "calls/tokens", "calls/validation_tokens"
 """Tokens of all calls, and of those of validations, since the data plane was started.
@@ -82,18 +81,14 @@ def at_equal_tokens(
     finished = [run for run in runs if run.figures is not None]
     if not finished:
         return None
-    generated = {key_of(run): generated_tokens(logged[key_of(run)]) for run in finished}
+    generated = {run.key: generated_tokens(logged[run.key]) for run in finished}
     tokens = min(series[-1] for series in generated.values())
     found: dict[str, list[RunAtTokens]] = {run.arm: [] for run in runs}
     for run in finished:
-        key = key_of(run)
+        key = run.key
         found[run.arm].append(run_at(tokens, run.steps, generated[key], logged[key], groups[run.arm]))
     base = found.get(baseline, [])
     return EqualTokens(tokens, tuple(arm_at(arm, ones, base, arm == baseline) for arm, ones in found.items()))
-
-
-def key_of(run: Run) -> tuple[str, int, int]:
-    return run.arm, run.seed, run.round
 
 
 def generated_tokens(logged: Sequence[Logged]) -> list[float]:
@@ -159,7 +154,7 @@ def arm_at(arm: str, runs: Sequence[RunAtTokens], baseline: Sequence[RunAtTokens
     return ArmAtTokens(
         arm=arm,
         reward=Spread.of(rewards),
-        reward_test=None if is_baseline else reward_difference(rewards, others),
+        reward_test=None if is_baseline else RewardTest.of(rewards, others),
         seconds=Spread.of(run.seconds for run in runs),
         training_s=Spread.of(run.training_s for run in runs),
         trained=Spread.of(run.trained for run in runs),

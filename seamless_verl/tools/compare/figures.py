@@ -33,6 +33,13 @@ filtered, and their logs do not say which."""
 MASKED = ("seamless/tokens/masked_as_stale", "seamless/tokens/masked_as_pivot")
 OWN_IDLE = "seamless/device/idle_share"
 NOT_TRAINING = ("timing_s/testing", "timing_s/save_checkpoint")
+TIMES = {
+    "wait_s": "timing_s/gen",
+    "update_s": "timing_s/update_actor",
+    "weights_s": "timing_s/update_weights",
+    "lent_s": "timing_s/switch_wait",
+}
+"""Parts of a step: the wait for samples, the actor's updates, weights to the engines, a trainer's device generating."""
 LAST = 3  # validations, or that many times as many steps, whose mean reward is what a run has learned
 TRAINED_LAST = 5  # steps, where nothing was validated
 Row = Mapping[str, Any]
@@ -44,7 +51,8 @@ class StepFigures:
 
     `seconds` are from the end of the step before, `training_s` these without its validation and its checkpoint.
     `validation` is the mean reward of the metrics that `validation_of` names. `idle` is the devices' idle share as seen
-    from outside, `own_idle` as the seamless trainer's ledger has it.
+    from outside, `own_idle` as the seamless trainer's ledger has it. The last four are of `TIMES`, None where a mode
+    logs no such time.
     """
 
     step: int
@@ -61,6 +69,10 @@ class StepFigures:
     dropped_tokens: float
     idle: float | None
     own_idle: float | None
+    wait_s: float | None
+    update_s: float | None
+    weights_s: float | None
+    lent_s: float | None
 
 
 @dataclass(frozen=True)
@@ -70,7 +82,7 @@ class RunFigures:
     `training_s`, and the tokens/s that follow from it, are without validations and checkpoints; all other times are
     with them. `staleness_updates` is the highest staleness in optimizer updates, at the last update of a step, and
     `staleness_updates_mean` the mean over samples and over the updates of a step. `dropped_share` is of the tokens that
-    were trained or dropped, the first steps' among them.
+    were trained or dropped, the first steps' among them. The last four are medians of steps.
     """
 
     tokens_per_s: float
@@ -90,6 +102,10 @@ class RunFigures:
     seconds: float
     training_s: float
     tokens: float
+    wait_s: float | None
+    update_s: float | None
+    weights_s: float | None
+    lent_s: float | None
 
 
 @dataclass(frozen=True)
@@ -127,6 +143,7 @@ def step_figures(
                 dropped_tokens=dropped_tokens(row, size),
                 idle=None if before is None else idle(before, at),
                 own_idle=number(row, OWN_IDLE),
+                **{name: number(row, metric) for name, metric in TIMES.items()},
             )
         )
         before = at
@@ -161,7 +178,19 @@ def run_figures(steps: Sequence[StepFigures], size: StepSize, *, skip: int, idle
         seconds=sum(seconds),
         training_s=training_s,
         tokens=tokens,
+        **{name: median_or_none(getattr(step, name) for step in kept) for name in TIMES},
     )
+
+
+def seconds_so_far(steps: Sequence[StepFigures], *, validations: bool = True) -> dict[int, float]:
+    """By step: the seconds of all steps since the end of the first one, with validations and checkpoints or without."""
+    found, total = dict[int, float](), 0.0
+    for step in steps:
+        if step.step > 0:
+            seconds = step.seconds if validations else step.training_s
+            total += (seconds or 0.0) if found else 0.0
+            found[step.step] = total
+    return found
 
 
 def in_updates(versions: float | None, updates: int, at: float) -> float | None:
@@ -209,6 +238,11 @@ def highest(values: Iterable[float | None]) -> float | None:
 def mean_or_none(values: Iterable[float | None]) -> float | None:
     found = [value for value in values if value is not None]
     return mean(found) if found else None
+
+
+def median_or_none(values: Iterable[float | None]) -> float | None:
+    found = [value for value in values if value is not None]
+    return median(found) if found else None
 
 
 def time_mean(values: Iterable[tuple[float | None, float | None]]) -> float | None:

@@ -1,4 +1,4 @@
-"""The job that is compared: a recipe's folder, a config file, or overrides alone; and the command line of each run.
+"""The job that is compared: a recipe, a workload, a config file, or overrides alone; the command line of each run.
 
 Every run is made by `seamless_verl.main_ppo`, which for verl's modes runs verl's own trainers and nothing of ours but
 the supervisor that ends what a run leaves.
@@ -9,14 +9,16 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import yaml
 
 from seamless_verl.errors import ConfigError
+from seamless_verl.tools.compare.engine_baseline import LOG_FILE, measured_rates
 from seamless_verl.tools.compare.running import METRICS_FILE
+from seamless_verl.tools.compare.workloads import WORKLOADS, Workload, make_data, workload_overrides, write_loops
 
 MAIN, PROBE = "seamless_verl.main_ppo", "seamless_verl.tools.compare.probe"
 RESULT = "SEAMLESS_PROBE"  # names the file in which a probe writes what it found
@@ -30,7 +32,8 @@ SEARCH_PATH = "hydra.searchpath=[pkg://seamless_verl.config]"
 class Job:
     """What is compared: the recipe's script, or else a config file, or else verl's own defaults under our config.
 
-    `overrides` are the user's, in every arm; `data` is the folder in which a recipe keeps its model and its data.
+    `overrides` are those of every arm; `data` is the folder in which a recipe or a workload keeps its model and its
+    data. `rates` are tokens a second of an engine alone by samples in flight, where they were measured.
     """
 
     name: str
@@ -38,6 +41,8 @@ class Job:
     config: Path | None
     overrides: tuple[str, ...]
     data: Path
+    workload: Workload | None = None
+    rates: Mapping[int, float] = field(default_factory=dict)
 
     def command(self, overrides: Sequence[str]) -> list[str]:
         """The command line of a run; hydra takes the last one of two values for a key."""
@@ -70,7 +75,7 @@ class Job:
 
 
 def job_named(target: str | None, overrides: Sequence[str], out: Path) -> Job:
-    """The job of a recipe's name or folder, of a config file, or of overrides alone.
+    """The job of a workload's name, of a recipe's name or folder, of a config file, or of overrides alone.
 
     Raises:
         ConfigError: there is no such recipe or file, or it cannot be checked before it is run.
@@ -78,6 +83,9 @@ def job_named(target: str | None, overrides: Sequence[str], out: Path) -> Job:
     data = out / "data"
     if target is None:
         return Job("job", None, None, tuple(overrides), data)
+    if target in WORKLOADS:
+        workload = WORKLOADS[target]
+        return Job(target, None, None, (*workload_overrides(workload, data), *overrides), data, workload)
     for folder in (Path(target), RECIPES / target):
         if (folder / SCRIPT).is_file():
             check_script(folder / SCRIPT)
@@ -87,8 +95,29 @@ def job_named(target: str | None, overrides: Sequence[str], out: Path) -> Job:
         check_config(file)
         return Job(file.stem, None, file.resolve(), tuple(overrides), data)
     names = ", ".join(sorted(script.parent.name for script in RECIPES.glob(f"*/{SCRIPT}") if reads_main(script)))
-    way_out = f"Give a recipe ({names or 'a folder with a run.sh'}), a .yaml file, or KEY=VALUE alone"
+    way_out = f"Give a recipe ({names or 'a folder with a run.sh'}), a workload ({', '.join(WORKLOADS)}), "
+    way_out += "a .yaml file, or KEY=VALUE alone"
     raise ConfigError("CONFIG|RECIPE", target, "is no recipe and no config file", way_out)
+
+
+def with_data(job: Job, steps: int, *, bound: bool, timeout_s: float) -> Job:
+    """The job with what a workload needs before it is checked; any other one as it is.
+
+    A tool of a workload takes as long as a turn does on this machine, for which an engine is measured alone, once in
+    each folder; it is measured for the `bound` of the report, too.
+    """
+    workload = job.workload
+    if workload is None:
+        return job
+    make_data(workload, steps, job.data)
+    rates = measured_rates(workload, job.data, timeout_s) if bound or workload.tool is not None else {}
+    if workload.tool is not None:
+        if not rates:
+            reason = "the engine could not be measured alone, and so it is unknown how long a tool is to take"
+            raise ConfigError("CONFIG|RECIPE", job.name, reason, f"See {job.data / LOG_FILE}")
+        workload = workload.with_turn(workload.turn_s(rates))
+    write_loops(workload, job.data)
+    return replace(job, workload=workload, rates=rates)
 
 
 def reads_main(script: Path) -> bool:

@@ -7,14 +7,14 @@ each other in time; a ratio is of such a pair, so that a machine whose speed dri
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import Any
 
 from seamless_verl.runtime.sample_lengths import RecordedLengths
 from seamless_verl.tools.compare.figures import RunFigures, StepFigures
 from seamless_verl.tools.compare.lengths import LengthBias
-from seamless_verl.tools.compare.statistics import LEAST_RUNS, MeanOfRuns, Spread, pair_ratios
+from seamless_verl.tools.compare.statistics import RewardTest, Spread, pair_ratios
 
 Pair = tuple[int, int]
 """Seed and round."""
@@ -57,17 +57,9 @@ class Run:
     def pair(self) -> Pair:
         return self.seed, self.round
 
-
-@dataclass(frozen=True)
-class RewardTest:
-    """The reward of an arm less that of the baseline, and half the width of the difference's 95% interval."""
-
-    difference: float
-    half_width: float
-
     @property
-    def equal(self) -> bool:
-        return abs(self.difference) <= self.half_width
+    def key(self) -> tuple[str, int, int]:
+        return self.arm, self.seed, self.round
 
 
 @dataclass(frozen=True)
@@ -77,18 +69,8 @@ class ArmSummary:
     arm: str
     finished: int
     runs: int
-    tokens_per_s: Spread | None
-    training_tokens_per_s: Spread | None
-    step_s: Spread | None
-    idle: Spread | None
-    own_idle: Spread | None
-    staleness_mean: Spread | None
-    staleness_max: Spread | None
-    staleness_updates: Spread | None
-    staleness_updates_mean: Spread | None
-    dropped_tokens: Spread | None
-    dropped_share: Spread | None
-    reward: Spread | None
+    spreads: Mapping[str, Spread]
+    """Of the figures of `RunFigures` that a run has."""
     reward_of: str
     reward_test: RewardTest | None
     ratios: Mapping[str, Spread]
@@ -97,6 +79,12 @@ class ArmSummary:
     """Why runs did not finish, and their logs, each once."""
     steps: int = 0
     """Of its runs; with another number than the baseline's nothing is compared that grows with them."""
+
+    def __getattr__(self, name: str) -> Spread | None:
+        """A figure of `RunFigures`."""
+        if name not in SPREADS:
+            raise AttributeError(name)
+        return self.spreads.get(name)
 
     @property
     def ratio(self) -> Spread | None:
@@ -114,30 +102,26 @@ def arm_summary(name: str, runs: Sequence[Run], baseline: str) -> ArmSummary:
     found = list(own.values())
     failed = [run for run in runs if run.arm == name and run.state in (RunState.FAILED, RunState.REFUSED)]
     reasons = dict.fromkeys((run.reason, run.log) for run in failed)
-
     steps = last_step(runs, name)
     alike = steps == last_step(runs, baseline)
     comparable = [of for of in RATIOS if alike or of not in OF_A_WHOLE_RUN]
     ratios = {} if name == baseline else {of: Spread.of(ratios_of(of, own, base)) for of in comparable}
+    rewards, others = ([one.reward for one in figures.values() if one.reward is not None] for figures in (own, base))
+    spreads = {figure: Spread.of(getattr(run, figure) for run in found) for figure in SPREADS}
     return ArmSummary(
         arm=name,
         finished=len(found),
         runs=sum(run.arm == name for run in runs),
+        spreads={figure: spread for figure, spread in spreads.items() if spread is not None},
         ratios={of: ratio for of, ratio in ratios.items() if ratio is not None},
         reward_of=found[0].reward_of if found else "",
-        reward_test=reward_test(found, list(base.values())) if alike and name != baseline else None,
+        reward_test=RewardTest.of(rewards, others) if alike and name != baseline else None,
         reasons=tuple(reasons),
         steps=steps,
-        **{figure: Spread.of(getattr(run, figure) for run in found) for figure in SPREADS},
     )
 
 
-SPREADS = (
-    *("tokens_per_s", "training_tokens_per_s", "step_s", "idle", "own_idle", "staleness_mean", "staleness_max"),
-    *("staleness_updates", "staleness_updates_mean", "dropped_tokens", "dropped_share", "reward"),
-)
-
-
+SPREADS = {one.name for one in fields(RunFigures)} - {"reward_of"}
 RATIOS = (
     *("tokens_per_s", "training_tokens_per_s", "step_s", "seconds", "idle", "staleness_mean", "staleness_updates"),
     "reward",
@@ -150,9 +134,7 @@ def last_step(runs: Sequence[Run], arm: str) -> int:
     return max((run.steps[-1].step for run in runs if run.arm == arm and run.figures is not None), default=0)
 
 
-def ratios_of(
-    figure: str, own: Mapping[tuple[int, int], RunFigures], base: Mapping[tuple[int, int], RunFigures]
-) -> list[float]:
+def ratios_of(figure: str, own: Mapping[Pair, RunFigures], base: Mapping[Pair, RunFigures]) -> list[float]:
     """A figure of an arm over the baseline's, in each pair where both have it and the baseline's is not 0."""
     values, others = (
         {pair: value for pair, run in runs.items() if (value := getattr(run, figure)) is not None}
@@ -161,18 +143,6 @@ def ratios_of(
     return pair_ratios(values, others)
 
 
-def figures_by_pair(runs: Sequence[Run], arm: str) -> dict[tuple[int, int], RunFigures]:
+def figures_by_pair(runs: Sequence[Run], arm: str) -> dict[Pair, RunFigures]:
     """The figures of an arm's finished runs by seed and round."""
     return {run.pair: run.figures for run in runs if run.arm == arm and run.figures is not None}
-
-
-def reward_test(arm: Sequence[RunFigures], baseline: Sequence[RunFigures]) -> RewardTest | None:
-    """Whether an arm's reward differs from the baseline's by more than runs do; None with too few runs of either."""
-    return reward_difference(*([run.reward for run in runs if run.reward is not None] for runs in (arm, baseline)))
-
-
-def reward_difference(own: Sequence[float], other: Sequence[float]) -> RewardTest | None:
-    """The same of the rewards of runs, those of the baseline last."""
-    if min(len(own), len(other)) < LEAST_RUNS:
-        return None
-    return RewardTest(*MeanOfRuns.of(own).difference(MeanOfRuns.of(other)))

@@ -20,8 +20,8 @@ class Options:
     """What the user asked for. `validate` is the steps from a validation to the next, 0 for none.
 
     `equal_tokens` compares arms after as many generated tokens too, and lets them differ in what methods differ in.
-    `target_reward` is None for the baseline's; `bounds` and `rates` are those of `grid.repeated`, `short_poll` is for
-    verl's modes.
+    `target_reward` is None for the baseline's; `bounds` and `rates` are those of `arms.repeated`, `short_poll` is for
+    verl's modes, and `bound` for a workload's report.
     """
 
     steps: int = STEPS
@@ -36,6 +36,7 @@ class Options:
     bounds: tuple[int, ...] = ()
     rates: tuple[str, ...] = ()
     short_poll: bool = False
+    bound: bool = False
 
     def check(self) -> None:
         """ConfigError for what cannot work."""

@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from seamless_verl.errors import ConfigError, shorten
-from seamless_verl.tools.compare.arms import ComparedArm, JobFacts, arm_overrides, folder_name
+from seamless_verl.tools.compare.arms import RATE, ComparedArm, JobFacts, arm_overrides, folder_name
 from seamless_verl.tools.compare.budget import STEPS, VALIDATE, budget_of, check_same_budget, facts_of, select, steps_of
 from seamless_verl.tools.compare.figures import LAST
-from seamless_verl.tools.compare.grid import RATE
 from seamless_verl.tools.compare.job import Job
 from seamless_verl.tools.compare.machine import gpus
 from seamless_verl.tools.compare.plan import Options, shared_overrides

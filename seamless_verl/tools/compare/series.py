@@ -16,8 +16,16 @@ from typing import Any, TextIO
 
 from seamless_verl.runtime.sample_lengths import FILE as LENGTHS
 from seamless_verl.runtime.sample_lengths import RecordedLengths
-from seamless_verl.tools.compare.arms import ComparedArm
-from seamless_verl.tools.compare.budget import ROLLOUT, machines_of, samples_of_step, select, steps_of, updates_of_step
+from seamless_verl.tools.compare.arms import BUFFER, POLLING, ComparedArm
+from seamless_verl.tools.compare.budget import (
+    ROLLOUT,
+    count,
+    machines_of,
+    samples_of_step,
+    select,
+    steps_of,
+    updates_of_step,
+)
 from seamless_verl.tools.compare.comparison import ArmFacts, Comparison
 from seamless_verl.tools.compare.device_use import (
     CoreUse,
@@ -31,21 +39,21 @@ from seamless_verl.tools.compare.device_use import (
 from seamless_verl.tools.compare.differences import differences
 from seamless_verl.tools.compare.equal_tokens import EqualTokens, at_equal_tokens
 from seamless_verl.tools.compare.figures import RunFigures, StepFigures, StepSize, run_figures, step_figures
+from seamless_verl.tools.compare.fingerprint import fingerprint
+from seamless_verl.tools.compare.forced_work import ForcedWork, WorkedRun, forced_work, read_samples
 from seamless_verl.tools.compare.job import Job
 from seamless_verl.tools.compare.lengths import length_bias
-from seamless_verl.tools.compare.machine import gpus
-from seamless_verl.tools.compare.made_of import made_of
+from seamless_verl.tools.compare.machine import condition_lines, gpus, span, surroundings
 from seamless_verl.tools.compare.outcome import Run, RunState
 from seamless_verl.tools.compare.plan import Options, PlannedRun, checkpoints, planned_runs, shared_overrides
-from seamless_verl.tools.compare.polls import BUFFER, SAMPLER, verls_own_buffer
 from seamless_verl.tools.compare.probing import ProbedArm
 from seamless_verl.tools.compare.processes import RunFailedError
-from seamless_verl.tools.compare.report import run_line, table
+from seamless_verl.tools.compare.report import run_line, terminal_table
 from seamless_verl.tools.compare.running import LOG_FILE, METRICS_FILE, Step, run_logged
 from seamless_verl.tools.compare.store import DONE, StoredRun, read_run, write_manifest, write_report, write_run
-from seamless_verl.tools.compare.surroundings import condition_lines, span, surroundings
+from seamless_verl.tools.compare.workloads import SAMPLES_FILE
 
-THRESHOLD = "max_off_policy_threshold"
+SAMPLER = "trainer.v1.sampler"
 
 
 def facts_of_arms(arms: Sequence[ProbedArm], runnable: Sequence[ComparedArm]) -> dict[str, ArmFacts]:
@@ -132,9 +140,10 @@ def permitted(one: ProbedArm) -> int | None:
     if one.arm.is_ours:
         found = select(one.config, "seamless.max_staleness")
         return None if found is None else int(found)
-    threshold, strategy = (select(one.config, f"{SAMPLER}.{name}") for name in (THRESHOLD, "max_off_policy_strategy"))
-    drops = strategy == "drop" and threshold is not None and verls_own_buffer(one.config)
-    return int(threshold) - 1 if drops else None
+    threshold = select(one.config, f"{SAMPLER}.max_off_policy_threshold")
+    drops = select(one.config, f"{SAMPLER}.max_off_policy_strategy") == "drop" and threshold is not None
+    verls_buffer = select(one.config, f"{BUFFER}.path") in (None, POLLING)
+    return int(threshold) - 1 if drops and verls_buffer else None
 
 
 @dataclass
@@ -157,7 +166,9 @@ class RunSeries:
         self.planned = list(planned_runs([one.arm for one in self.arms], self.options, self.out))
         self.by_name = {one.arm.name: one for one in self.arms}
         runnable = [one for one in self.arms if one.config is not None]
-        self.made_of = {one.arm.name: made_of(one.config, self.job) for one in runnable if one.config is not None}
+        self.fingerprints = {
+            one.arm.name: fingerprint(one.config, self.job) for one in runnable if one.config is not None
+        }
         self.baseline = runnable[0].arm.name
         self.facts = facts_of_arms(self.arms, [one.arm for one in runnable])
         config = runnable[0].config
@@ -180,11 +191,11 @@ class RunSeries:
             self.runs.append(self.run(planned))
             self.now = None
             self.report()
-            self.say(f"\n{run_line(self.runs[-1])}\n{table(self.comparison())}\n")
+            self.say(f"\n{run_line(self.runs[-1])}\n{terminal_table(self.comparison())}\n")
 
     def interrupt(self) -> None:
         """Account for the runs that were not made, and report the others."""
-        made = {(run.arm, run.seed, run.round) for run in self.runs}
+        made = {run.key for run in self.runs}
         missing = [planned for planned in self.planned if planned.key not in made]
         self.runs += [Run(*planned.key, RunState.NOT_MADE, reason="interrupted") for planned in missing]
         self.report(interrupted=True)
@@ -196,7 +207,7 @@ class RunSeries:
             return Run(*planned.key, RunState.REFUSED, reason=probed.reason, log=probed.log)
         overrides = [*shared_overrides(self.options, planned.seed, planned.folder), *probed.overrides]
         command, log = self.job.command(overrides), str(planned.folder / LOG_FILE)
-        identity = {"command": command, "made_of": self.made_of[planned.arm.name]}
+        identity = {"command": command, "fingerprint": self.fingerprints[planned.arm.name]}
         begun = time.time()
         try:
             made = read_run(planned.folder, identity) or self.start(planned, identity)
@@ -226,8 +237,8 @@ class RunSeries:
         """Run the command, and keep what came of it."""
         folder, begun = planned.folder, time.time()
         folder.mkdir(parents=True, exist_ok=True)
-        for name in (DONE, METRICS_FILE):
-            (folder / name).unlink(missing_ok=True)
+        for file in (folder / DONE, folder / METRICS_FILE, checkpoints(folder) / SAMPLES_FILE):
+            file.unlink(missing_ok=True)
         watch: list[tuple[UseSampler, float]] = []
 
         def started(pid: int, began: float) -> None:
@@ -300,7 +311,24 @@ class RunSeries:
             target_reward=self.options.target_reward,
             warnings=tuple(self.warnings.values()),
             idle_unknown=self.idle_unknown,
+            forced_work=self.forced_work(),
         )
+
+    def forced_work(self) -> ForcedWork | None:
+        """What holds of a workload's runs alone."""
+        if self.job.workload is None:
+            return None
+        found = []
+        for run in self.runs:
+            config = self.by_name[run.arm].config
+            if run.figures is None or config is None:
+                continue
+            planned = next(planned for planned in self.planned if planned.key == run.key)
+            again = bool(select(config, "seamless.tail_batching"))
+            samples = read_samples(checkpoints(planned.folder) / SAMPLES_FILE, begins_again=again)
+            trains = count(config, "trainer.nnodes") * count(config, "trainer.n_gpus_per_node")
+            found.append(WorkedRun(run.arm, planned.folder.name, self.raw[run.key], samples, trains))
+        return forced_work(self.job.workload, found, self.job.rates, self.options.skip) if found else None
 
     def at_equal_tokens(self) -> EqualTokens | None:
         groups = {one.arm.name: int(select(one.config, f"{ROLLOUT}.n")) for one in self.arms if one.config is not None}
@@ -339,7 +367,7 @@ class RunSeries:
 
     def run_entry(self, run: Run) -> dict[str, Any]:
         probed = self.by_name[run.arm]
-        planned = next(planned for planned in self.planned if planned.key == (run.arm, run.seed, run.round))
+        planned = next(planned for planned in self.planned if planned.key == run.key)
         overrides = [*shared_overrides(self.options, run.seed, planned.folder), *probed.overrides]
         return {
             "arm": run.arm,

@@ -35,6 +35,25 @@ class Spread:
 
 
 @dataclass(frozen=True)
+class RewardTest:
+    """The reward of an arm less that of the baseline, and half the width of the difference's 95% interval."""
+
+    difference: float
+    half_width: float
+
+    @property
+    def equal(self) -> bool:
+        return abs(self.difference) <= self.half_width
+
+    @classmethod
+    def of(cls, own: Sequence[float], other: Sequence[float]) -> RewardTest | None:
+        """Of the rewards of runs, those of the baseline last; None with too few of either."""
+        if min(len(own), len(other)) < LEAST_RUNS:
+            return None
+        return cls(*MeanOfRuns.of(own).difference(MeanOfRuns.of(other)))
+
+
+@dataclass(frozen=True)
 class MeanOfRuns:
     """The mean over an arm's runs, the variance of that mean, and the number of runs, two or more."""
 
@@ -52,12 +71,6 @@ class MeanOfRuns:
         each = (arm.mean_variance**2 / (arm.runs - 1) for arm in (self, other))
         freedom = both**2 / sum(each) if both else 1.0
         return self.mean - other.mean, QUANTILES[max(n for n in QUANTILES if n <= max(freedom, 1) + 1e-9)] * sqrt(both)
-
-
-def median_or_none(values: Iterable[float]) -> float | None:
-    """The median; None without values."""
-    found = list(values)
-    return median(found) if found else None
 
 
 def pair_ratios(values: Mapping[Pair, float], baseline: Mapping[Pair, float]) -> list[float]:

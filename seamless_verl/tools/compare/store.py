@@ -20,13 +20,12 @@ from seamless_verl.tiny.files import replaced_file, writing_to
 from seamless_verl.tools.compare.comparison import ArmFacts, Comparison
 from seamless_verl.tools.compare.device_use import UseSample
 from seamless_verl.tools.compare.figures import number
-from seamless_verl.tools.compare.learning import RewardPoint, collapse, reward_points
+from seamless_verl.tools.compare.learning import RewardPoint, collapse, reward_points, targets, times_to_target
 from seamless_verl.tools.compare.lengths import sample_rows
 from seamless_verl.tools.compare.machine import machine_words
 from seamless_verl.tools.compare.outcome import Pair, Run
-from seamless_verl.tools.compare.report import markdown
+from seamless_verl.tools.compare.page import markdown, page
 from seamless_verl.tools.compare.running import Step
-from seamless_verl.tools.compare.targets import targets, times_to_target
 
 STEPS, USE, SURROUNDINGS, DONE = "steps.jsonl", "use.json", "surroundings.json", "done"
 
@@ -70,8 +69,6 @@ def read_run(folder: Path, identity: Mapping[str, Any]) -> StoredRun | None:
 
 def write_report(out: Path, comparison: Comparison, raw: Mapping[tuple[str, int, int], Sequence[Step]]) -> None:
     """The report, as text and as a page, and the raw data; `raw` has what each run logged, by arm, seed and round."""
-    from seamless_verl.tools.compare.page import page
-
     with replaced_file(out / "report.md") as temporary:
         temporary.write_text(markdown(comparison), encoding="utf-8")
     with replaced_file(out / "report.html") as temporary:

@@ -43,7 +43,7 @@ ELSEWHERE = ("8.8.8.8", 53)  # an address that is not on this host; nothing is s
 CONNECT_TIMEOUT_S = 2.0
 UNSYNCHRONIZED = 0x40  # STA_UNSYNC of sys/timex.h, which timedatectl shows as NTPSynchronized, too
 NTP_CLIENTS = ("chronyd", "ntpd", "systemd-timesyncd", "ptp4l")
-SUPERVISED = ("seamless_verl.main_ppo", "seamless_verl.tools.bench.training.supervised")  # what calls `supervise`
+SUPERVISED = ("seamless_verl.main_ppo",)  # what calls `supervise`
 SUPERVISED_FILE = "seamless_verl/main_ppo.py"
 RAYLET, SESSION = "raylet", re.compile(r"--(?:session_dir|temp_dir)=(.+)")
 

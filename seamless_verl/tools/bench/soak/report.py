@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from html import escape
 
 from seamless_verl.runtime.tables import text_table
 from seamless_verl.tools.bench.soak.growth import BLOCKS, Growth, Verdict, growth
 from seamless_verl.tools.bench.soak.samples import Sample
+from seamless_verl.tools.compare.page import page_of
 
 MIB = float(1 << 20)
 UNITS = {"memory": MIB, "shared memory": MIB, "disk": MIB}
@@ -71,36 +71,20 @@ def summary(samples: Sequence[Sample], found: dict[Series, Growth]) -> str:
 
 def page(title: str, lead: str, samples: Sequence[Sample], begin: float) -> str:
     """A page of HTML that opens without a network: a plot for each thing held, with a line for each holder."""
-    from plotly.io import to_html
-    from plotly.offline import get_plotlyjs
-
-    from seamless_verl.tools.compare.page import PLOT_OPTIONS, REDRAW, STYLE, VIEWPORT
-
-    cards = "".join(
-        f'<div class="card"><h3>{escape(what)}</h3>'
-        f"{to_html(figure, include_plotlyjs=False, full_html=False, config=PLOT_OPTIONS)}</div>"
-        for what, figure in _figures(samples, begin)
-    )
-    head = f'<meta charset="utf-8">{VIEWPORT}<title>{escape(title)}</title><style>{STYLE}</style>'
-    body = f'<h1>{escape(title)}</h1><p class="lead">{escape(lead)}</p><div class="plots">{cards}</div>{REDRAW}'
-    script = f"<script>{get_plotlyjs()}</script>"
-    return f'<!doctype html>\n<html lang="en"><head>{head}{script}</head>\n<body><main>{body}</main></body></html>\n'
+    return page_of("plots.html.jinja", _figures(samples, begin), title=title, lead=lead)
 
 
-def _figures(samples: Sequence[Sample], begin: float) -> Iterator[tuple[str, object]]:
-    import plotly.graph_objects as go
-
-    from seamless_verl.tools.compare.plots import COLOURS, FONT, HEIGHT
+def _figures(samples: Sequence[Sample], begin: float) -> Iterator[tuple[str, str, object]]:
+    from seamless_verl.tools.compare.plots import COLOURS, figure
 
     names = dict.fromkeys(series for sample in samples for series in sample.values)
     for what in dict.fromkeys(series[0] for series in names):
-        unit, figure = UNITS.get(what, 1.0), go.Figure()
+        unit = UNITS.get(what, 1.0)
+        found = figure("minutes", "MiB" if what in UNITS else "number")
         for index, series in enumerate(sorted(one for one in names if one[0] == what)):
             own = [sample for sample in samples if series in sample.values]
             x, y = [one.at / 60 for one in own], [one.values[series] / unit for one in own]
             line = {"color": COLOURS[index % len(COLOURS)], "dash": ("solid", "dot", "dash")[index // len(COLOURS) % 3]}
-            figure.add_scatter(x=x, y=y, mode="lines", name=series[1], line=line)
-        figure.add_vline(x=begin / 60, line_dash="dot", line_color="#999999")
-        figure.update_layout(height=HEIGHT, font=FONT, margin={"l": 60, "r": 10, "t": 10, "b": 40})
-        figure.update_layout(xaxis_title="minutes", yaxis_title="MiB" if what in UNITS else "number")
-        yield (f"{what}, MiB" if what in UNITS else what), figure
+            found.add_scatter(x=x, y=y, mode="lines", name=series[1], line=line)
+        found.add_vline(x=begin / 60, line_dash="dot", line_color="#999999")
+        yield (f"{what}, MiB" if what in UNITS else what), "", found

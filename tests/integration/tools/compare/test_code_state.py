@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from seamless_verl.tools.compare.surroundings import code_state
+from seamless_verl.tools.compare.machine import code_state
 
 pytestmark = pytest.mark.integration
 

@@ -56,11 +56,9 @@ def test_a_comma_within_brackets_separates_no_arms() -> None:
 
 def test_an_arm_may_have_code_of_its_own() -> None:
     sampler = "trainer.v1.sampler.custom_sampler"
-    arm = parse_arm(
-        f"sync:{sampler}.path=pkg://seamless_verl.tools.bench.training.polling:{sampler}.name=PollingReplayBuffer"
-    )
+    arm = parse_arm(f"sync:{sampler}.path=pkg://seamless_verl.tools.compare.polling:{sampler}.name=PollingReplayBuffer")
     assert arm.settings == (
-        f"{sampler}.path=pkg://seamless_verl.tools.bench.training.polling",
+        f"{sampler}.path=pkg://seamless_verl.tools.compare.polling",
         f"{sampler}.name=PollingReplayBuffer",
     )
 

@@ -22,9 +22,9 @@ from seamless_verl.tools.compare.equal_tokens import (
     on_line,
 )
 from seamless_verl.tools.compare.outcome import Run, RunState
-from seamless_verl.tools.compare.page import page
+from seamless_verl.tools.compare.page import markdown, page
 from seamless_verl.tools.compare.plan import Options, check_arms
-from seamless_verl.tools.compare.report import equal_table, markdown
+from seamless_verl.tools.compare.report import equal_table
 
 VALIDATION = "val-core/arithmetic/reward/mean@1"
 

@@ -7,17 +7,15 @@ from dataclasses import replace
 from support.comparison import comparison, finished, frontier, logged
 
 from seamless_verl.tools.compare.comparison import ArmFacts
-from seamless_verl.tools.compare.frontier import (
+from seamless_verl.tools.compare.page import explanations, markdown, page
+from seamless_verl.tools.compare.plots import plots
+from seamless_verl.tools.compare.report import (
     collapse_lines,
     frontier_table,
     target_lines,
     target_table,
     unknown_lines,
 )
-from seamless_verl.tools.compare.frontier_plots import frontier_plots
-from seamless_verl.tools.compare.page import page
-from seamless_verl.tools.compare.plots import colours_of
-from seamless_verl.tools.compare.report import explanations, markdown
 
 
 def test_an_arm_has_what_it_permits_and_what_that_brings() -> None:
@@ -113,7 +111,7 @@ def test_a_collapse_is_a_line_of_its_run() -> None:
 
 def test_the_frontier_is_drawn_by_what_is_permitted_or_else_by_the_highest_staleness() -> None:
     one = frontier()
-    (title, _, drawn), (_, _, lengths) = frontier_plots(one, colours_of(one))
+    *_, (title, _, drawn), (_, _, lengths) = plots(one)
     lines = {(line.name, line.yaxis): line for line in drawn.data if line.mode == "lines+markers"}
     names = ("sync", "colocate_async", "seamless")
     assert title == "The frontier" and set(lines) == {(name, axis) for name in names for axis in ("y", "y2")}

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from seamless_verl.errors import ConfigError
-from seamless_verl.tools.compare.arms import parse_arms
-from seamless_verl.tools.compare.grid import parse_bounds, parse_rates, repeated
+from seamless_verl.tools.compare.arms import parse_arms, repeated
+from seamless_verl.tools.compare.command import parse_bounds, parse_rates
 
 LR = "actor_rollout_ref.actor.optim.lr"
 

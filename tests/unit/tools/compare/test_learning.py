@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from support.comparison import SIZE, logged
 
-from seamless_verl.tools.compare.figures import StepFigures, learned, step_figures
-from seamless_verl.tools.compare.learning import collapse, first_at, reward_points, seconds_so_far
+from seamless_verl.tools.compare.figures import StepFigures, learned, seconds_so_far, step_figures
+from seamless_verl.tools.compare.learning import collapse, first_at, reward_points
 
 VALIDATION = "val/a/reward/mean@1"
 

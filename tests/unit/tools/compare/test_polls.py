@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 from support.comparison import finished, frontier, logged
 
 from seamless_verl.errors import ConfigError
-from seamless_verl.tools.compare.arms import parse_arm
+from seamless_verl.tools.compare.arms import parse_arm, with_short_poll
+from seamless_verl.tools.compare.page import explanations
 from seamless_verl.tools.compare.plan import Options, check_arms
-from seamless_verl.tools.compare.polls import filtering, poll_line, with_short_poll
-from seamless_verl.tools.compare.report import explanations
+from seamless_verl.tools.compare.report import poll_line
 
 BUFFER = "trainer.v1.sampler.custom_sampler"
 
@@ -22,7 +21,7 @@ def test_verls_modes_get_verls_buffer_with_a_shorter_poll() -> None:
     assert (sync.name, sync.mode) == ("sync:data.seed=3 poll=0.1", "sync")
     assert sync.settings == (
         "data.seed=3",
-        f"{BUFFER}.path=pkg://seamless_verl.tools.bench.training.polling",
+        f"{BUFFER}.path=pkg://seamless_verl.tools.compare.polling",
         f"{BUFFER}.name=PollingReplayBuffer",
     )
     assert colocated.settings[-1] == f"{BUFFER}.name=PollingReplayBufferAsync"
@@ -31,31 +30,6 @@ def test_verls_modes_get_verls_buffer_with_a_shorter_poll() -> None:
 def test_ours_and_a_buffer_of_ones_own_stay() -> None:
     for text in ("seamless", f"sync:{BUFFER}.path=own.py:{BUFFER}.name=Own"):
         assert with_short_poll(parse_arm(text)) == parse_arm(text)
-
-
-def config(**sampler: Any) -> dict[str, Any]:
-    data = {"train_batch_size": 8, "gen_batch_size": None}
-    groups = {"enable": True, "metric": "acc", "max_inflight_gen_batches": 3}
-    return {"data": data, "algorithm": {"filter_groups": groups}, "trainer": {"v1": {"sampler": sampler}}}
-
-
-def test_a_shorter_poll_filters_groups_as_verl_does() -> None:
-    """verl tells a custom sampler nothing of it."""
-    assert filtering(config(), "acc", sync=True) == {
-        "filter_groups_metric": "acc",
-        "sync_refill_failed_groups": False,
-        "train_batch_size": 8,
-        "gen_batch_size": 1,
-        "max_inflight_gen_batches": 3,
-    }
-    plain = filtering(config(), None, sync=True)
-    assert (plain["filter_groups_metric"], plain["gen_batch_size"], plain["max_inflight_gen_batches"]) == (None, 8, 1)
-    own = config()
-    own["data"]["gen_batch_size"] = 4
-    assert filtering(own, None, sync=True)["gen_batch_size"] == 4
-    refilled = filtering(config(sync_refill_failed_groups=True), None, sync=True)
-    assert (refilled["sync_refill_failed_groups"], refilled["gen_batch_size"]) == (True, 1)
-    assert filtering(config(), "acc", sync=False) == {"filter_groups_metric": "acc", "sync_refill_failed_groups": False}
 
 
 def test_short_steps_of_verls_modes_are_named() -> None:

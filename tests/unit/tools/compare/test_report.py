@@ -8,16 +8,15 @@ from support.comparison import comparison, finished, logged
 
 from seamless_verl.tools.compare.comparison import Comparison
 from seamless_verl.tools.compare.outcome import Run, RunState
-from seamless_verl.tools.compare.page import page, two_lines
+from seamless_verl.tools.compare.page import markdown, page, two_lines
 from seamless_verl.tools.compare.report import (
     arm_table,
     caution,
     cells,
     machine_lines,
-    markdown,
     ratio_table,
     run_line,
-    table,
+    terminal_table,
     verdicts,
 )
 
@@ -122,11 +121,11 @@ def test_without_the_baseline_there_are_no_pairs_to_plot() -> None:
 
 def test_a_comparison_without_a_finished_run_has_a_page_too() -> None:
     none = comparison(runs=[Run("sync", 1, 1, RunState.REFUSED, reason="trainer.device='cuda': no accelerator")])
-    assert "no accelerator" in page(none) and "no accelerator" in markdown(none) and "sync" in table(none)
+    assert "no accelerator" in page(none) and "no accelerator" in markdown(none) and "sync" in terminal_table(none)
 
 
 def test_settings_that_differ_are_in_the_report_in_the_page_and_below_the_table() -> None:
-    shown = table(comparison()).splitlines()[-1]
+    shown = terminal_table(comparison()).splitlines()[-1]
     assert shown.startswith(
         "Settings of seamless that differ from those of sync (in brackets): trainer.v1.trainer_mode="
     )

@@ -12,15 +12,12 @@ from support.comparison import logged
 
 from seamless_verl.cli.main import main
 from seamless_verl.tools.compare import command
-from seamless_verl.tools.compare.arms import ComparedArm, parse_arms
+from seamless_verl.tools.compare.arms import POLLING, ComparedArm, parse_arms, repeated
 from seamless_verl.tools.compare.command import unable_lines
-from seamless_verl.tools.compare.grid import repeated
 from seamless_verl.tools.compare.job import job_named
-from seamless_verl.tools.compare.page import page
+from seamless_verl.tools.compare.page import markdown, page
 from seamless_verl.tools.compare.plan import Options, PlannedRun
-from seamless_verl.tools.compare.polls import MODULE
 from seamless_verl.tools.compare.probing import ProbedArm
-from seamless_verl.tools.compare.report import markdown
 from seamless_verl.tools.compare.series import RunSeries, idle_unknown, permitted
 from seamless_verl.tools.compare.store import StoredRun
 
@@ -31,7 +28,7 @@ PLACE = {"began": 0.0, "ended": 4.0, "versions": {"verl": "0.9.1"}, "git": {}, "
 @pytest.fixture(autouse=True)
 def no_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a run is made of takes git to find out."""
-    monkeypatch.setattr("seamless_verl.tools.compare.series.made_of", lambda config, job: {})
+    monkeypatch.setattr("seamless_verl.tools.compare.series.fingerprint", lambda config, job: {})
 
 
 class Made(RunSeries):
@@ -98,7 +95,7 @@ def test_an_asynchronous_mode_of_verls_permits_what_it_does_not_drop(
     """verl drops a group where steps since it was submitted, plus one, are above the threshold."""
     (arm,) = parse_arms("colocate_async")
     assert permitted(ProbedArm(arm, (), with_sampler(**sampler))) == bound
-    short = {"custom_sampler": {"path": MODULE}}
+    short = {"custom_sampler": {"path": POLLING}}
     assert permitted(ProbedArm(arm, (), with_sampler(**sampler, **short))) == bound
     own = {"custom_sampler": {"path": "own.py"}}
     assert permitted(ProbedArm(arm, (), with_sampler(**sampler, **own))) is None

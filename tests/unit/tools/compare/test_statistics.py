@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from seamless_verl.tools.compare.statistics import MeanOfRuns, Spread, median_or_none, pair_ratios
+from seamless_verl.tools.compare.figures import median_or_none
+from seamless_verl.tools.compare.statistics import MeanOfRuns, Spread, pair_ratios
 
 
 def test_a_spread_is_of_the_values_that_there_are() -> None:

@@ -12,7 +12,7 @@ from seamless_verl.errors import ConfigError
 from seamless_verl.tools.compare.device_use import UseSample
 from seamless_verl.tools.compare.store import SURROUNDINGS, StoredRun, output_folder, read_run, write_report, write_run
 
-IDENTITY: dict[str, Any] = {"command": ["run.sh", "a=1"], "made_of": {"config": "x", "versions": {"verl": "1"}}}
+IDENTITY: dict[str, Any] = {"command": ["run.sh", "a=1"], "fingerprint": {"config": "x", "versions": {"verl": "1"}}}
 
 
 def test_a_run_is_taken_again_only_where_its_command_and_all_that_it_is_made_of_are_the_same(tmp_path: Path) -> None:
@@ -22,8 +22,8 @@ def test_a_run_is_taken_again_only_where_its_command_and_all_that_it_is_made_of_
     write_run(tmp_path, IDENTITY, run)
     assert read_run(tmp_path, IDENTITY) == run
     assert read_run(tmp_path, IDENTITY | {"command": ["run.sh", "a=2"]}) is None
-    assert read_run(tmp_path, IDENTITY | {"made_of": {"config": "y", "versions": {"verl": "1"}}}) is None
-    assert read_run(tmp_path, IDENTITY | {"made_of": {"config": "x", "versions": {"verl": "2"}}}) is None
+    assert read_run(tmp_path, IDENTITY | {"fingerprint": {"config": "y", "versions": {"verl": "1"}}}) is None
+    assert read_run(tmp_path, IDENTITY | {"fingerprint": {"config": "x", "versions": {"verl": "2"}}}) is None
     (tmp_path / SURROUNDINGS).unlink()
     assert read_run(tmp_path, IDENTITY) is None, "its report could not say where it was made"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from seamless_verl.tools.compare.surroundings import condition_lines, kept_environment, span
+from seamless_verl.tools.compare.machine import condition_lines, kept_environment, span
 
 
 def run(began: float, *, load: float = 0.5, verl: str = "0.9.1") -> dict[str, Any]:

@@ -13,9 +13,9 @@ import pytest
 from support.comparison import comparison, finished, logged
 
 from seamless_verl.tools.compare.comparison import ArmFacts, Comparison
-from seamless_verl.tools.compare.frontier import target_lines
+from seamless_verl.tools.compare.learning import best_rates, targets, times_to_target
 from seamless_verl.tools.compare.outcome import Run, RunState
-from seamless_verl.tools.compare.targets import best_rates, targets, times_to_target
+from seamless_verl.tools.compare.report import target_lines
 
 
 def run(arm: str, seed: int, *, slope: float, seconds: float) -> Run:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from seamless_verl.errors import ConfigError
 from seamless_verl.resources.lending.marginal import Marginal
 from seamless_verl.resources.lending.policy import Decision, LendingView
-from seamless_verl.tools.bench.training.workloads import WORKLOADS as BENCH_WORKLOADS
+from seamless_verl.tools.compare.workloads import WORKLOADS as BENCH_WORKLOADS
 from seamless_verl.tools.simulator.__main__ import main
 from seamless_verl.tools.simulator.engine import SimulatedEngine, SimulatedGroup, SimulatedUse
 from seamless_verl.tools.simulator.machine import ONE_CORE, MachineProfile

@@ -1,4 +1,4 @@
-"""The agent loop of every arm, verl's and ours: turns of forced length with tool waits between them.
+"""The agent loop and the reward of the built-in workloads: turns of forced length with tool waits between them.
 
 Named in `actor_rollout_ref.rollout.agent.agent_loop_config_path`; verl and our trainer run this very class.
 """
@@ -17,7 +17,7 @@ from uuid import uuid4
 
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopOutput
 
-from seamless_verl.tools.bench.training.workloads import TURN_S, ForcedTurn, workload_named
+from seamless_verl.tools.compare.workloads import SAMPLES_FILE, TURN_S, WORKLOADS, ForcedTurn
 
 
 @dataclass
@@ -40,17 +40,18 @@ class Conversation:
 class ForcedLengthLoop(AgentLoopBase):  # type: ignore[misc]
     """Generates the turns of a sample with forced lengths.
 
-    `workload` is the name of the workload; `record` is the file that gets a line for each finished sample; `turn_s`
-    is how long a tool takes on the mean, in seconds.
+    `workload` is the name of the workload, `turn_s` how long a tool takes on the mean, in seconds. `SAMPLES_FILE` in
+    `trainer.default_local_dir` gets a line for each finished sample.
 
     `ignore_eos` with `max_tokens` alone forces a length: there are no stop tokens. `min_tokens` would add
     nothing, and verl's client, which lowers `max_tokens` when it resumes a cut call, leaves it as it was, so
     that vLLM would refuse the rest.
     """
 
-    def __init__(self, *args: Any, workload: str, record: str, turn_s: float = TURN_S, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, workload: str, turn_s: float = TURN_S, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.workload, self.record = workload_named(workload).with_turn(turn_s), Path(record)
+        self.workload = WORKLOADS[workload].with_turn(turn_s)
+        self.record = Path(self.config.trainer.default_local_dir) / SAMPLES_FILE
 
     async def run(self, sampling_params: dict[str, Any], **kwargs: Any) -> AgentLoopOutput:
         place = (int(kwargs["index"]), int(kwargs["session_id"]))
@@ -109,9 +110,19 @@ class ForcedLengthLoop(AgentLoopBase):  # type: ignore[misc]
             "seconds": [round(seconds, 4) for seconds in conversation.seconds],
             "at": time.time(),
         }
+        self.record.parent.mkdir(parents=True, exist_ok=True)
         # One write to a file opened for appending: lines of several workers do not mix.
         descriptor = os.open(self.record, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         try:
             os.write(descriptor, json.dumps(line).encode() + b"\n")
         finally:
             os.close(descriptor)
+
+
+def compute_score(data_source: str, solution_str: str, ground_truth: str, **kwargs: Any) -> float:
+    """verl's custom reward function: the share of digits among the characters of a response.
+
+    Lengths are forced, so there is nothing to solve; this has a gradient from the first step, and costs as much in
+    every arm.
+    """
+    return sum(character.isdigit() for character in solution_str) / max(1, len(solution_str))

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from seamless_verl.tools.compare.made_of import config_hash, files_beside
+import pytest
+
+from seamless_verl.tools.compare.fingerprint import config_hash, fingerprint
+from seamless_verl.tools.compare.job import Job
 
 CONFIG = {
     "trainer": {"default_local_dir": "/out/probes/sync", "experiment_name": "12:00", "device": "cpu"},
@@ -19,11 +22,13 @@ def test_any_setting_of_the_composed_config_counts_but_its_places_and_its_seed()
     assert CONFIG["data"]["seed"] == 1, "it is left as it was"
 
 
-def test_each_file_beside_a_recipes_script_counts(tmp_path: Path) -> None:
+def test_each_file_beside_a_recipes_script_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("seamless_verl.tools.compare.fingerprint.code_state", dict)  # which takes git
     for name in ("run.sh", "reward.py"):
         (tmp_path / name).write_text("1")
     (tmp_path / "out").mkdir()
-    first = files_beside(tmp_path / "run.sh")
-    assert set(first) == {"run.sh", "reward.py"} and files_beside(tmp_path / "run.sh") == first
+    job = Job("sums", tmp_path / "run.sh", None, (), tmp_path)
+    first = fingerprint(CONFIG, job)
+    assert set(first["files"]) == {"run.sh", "reward.py"} and fingerprint(CONFIG, job) == first
     (tmp_path / "reward.py").write_text("2")
-    assert files_beside(tmp_path / "run.sh") != first
+    assert fingerprint(CONFIG, job) != first

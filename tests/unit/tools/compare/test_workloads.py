@@ -7,8 +7,7 @@ from statistics import fmean, median, stdev
 
 import pytest
 
-from seamless_verl.errors import ConfigError
-from seamless_verl.tools.bench.training.workloads import WORKLOADS, Lognormal, Workload, workload_named
+from seamless_verl.tools.compare.workloads import WORKLOADS, Lognormal, Workload
 
 EVERY = pytest.mark.parametrize("workload", WORKLOADS.values(), ids=list(WORKLOADS))
 
@@ -68,8 +67,7 @@ def test_tools_wait_between_turns_for_as_long_as_specified() -> None:
 def test_a_tool_takes_as_long_as_a_turn_of_an_engine_with_its_share_of_a_step() -> None:
     w1, w3 = WORKLOADS["w1"], WORKLOADS["w3"]
     rates = {32: 4000.0, 64: 6000.0}
-    assert w3.turn_s(rates, engines=2) == round(w3.tokens.mean * 32 / 4000, 3)
-    assert w3.turn_s(rates, engines=1) == round(w3.tokens.mean * 64 / 6000, 3)
+    assert w3.turn_s(rates) == round(w3.tokens.mean * 32 / 4000, 3)
     slower = w3.with_turn(2.0)
     assert slower.tool is not None and slower.tool.mean == pytest.approx(2.0)
     assert [t.tokens for t in slower.sample(5, 1)] == [t.tokens for t in w3.sample(5, 1)]
@@ -102,8 +100,3 @@ def test_the_longest_sample_fits_a_response(workload: Workload) -> None:
 
 def test_a_lognormal_with_a_mean_has_it() -> None:
     assert Lognormal.with_mean(0.5, 0.9).mean == pytest.approx(0.5)
-
-
-def test_an_unknown_workload_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"--workload='w9'.*Choose one of w1, w2, w2_heavy, w3"):
-        workload_named("w9")
