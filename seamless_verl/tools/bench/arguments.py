@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
 from pathlib import Path
 
 from seamless_verl.errors import ConfigError
@@ -23,10 +22,3 @@ def new_folder(out: Path) -> Path:
         raise ConfigError("--out", str(out), "is not empty", "Give another folder, or remove it")
     out.mkdir(parents=True, exist_ok=True)
     return out
-
-
-def split(words: Sequence[str]) -> tuple[str | None, list[str]]:
-    """The job's name, if the first word is no override, and the overrides."""
-    if words and "=" not in words[0]:
-        return words[0], list(words[1:])
-    return None, list(words)

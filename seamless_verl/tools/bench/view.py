@@ -25,7 +25,8 @@ from seamless_verl.config.words import quoted
 from seamless_verl.errors import ConfigError, exits_on_config_error
 from seamless_verl.runtime.step_metrics import response_tokens
 from seamless_verl.runtime.tables import text_table
-from seamless_verl.tools.bench.arguments import job_parser, new_folder, split
+from seamless_verl.tools.bench.arguments import job_parser, new_folder
+from seamless_verl.tools.compare.command import split_job
 from seamless_verl.tools.compare.job import Job, job_named
 from seamless_verl.tools.compare.processes import RunFailedError, exit_on_signals
 from seamless_verl.tools.compare.running import LOG_FILE, Step, run_logged
@@ -192,7 +193,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         raise ConfigError("--skip", options.skip, "leaves nothing to measure", f"Give 1 to {options.steps - 1}")
     if options.rounds < 1:
         raise ConfigError("--rounds", options.rounds, "makes no run", "Give 1 or more")
-    out, (target, overrides) = new_folder(options.out), split(options.target)
+    out, (target, overrides) = new_folder(options.out), split_job(options.target)
     job, runs = job_named(target, overrides, out), list[ViewRun]()
     for number, viewed in in_pairs(options.rounds):
         try:

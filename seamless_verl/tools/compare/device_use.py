@@ -12,11 +12,10 @@ import os
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 import psutil
 
@@ -35,10 +34,8 @@ class UseSample:
     shares: tuple[float, ...]
 
 
-class UseSource(Protocol):
-    """Gives the share of time for which each device was busy since the last call; none where nothing is known."""
-
-    def read(self) -> Sequence[float]: ...
+Read = Callable[[], Sequence[float]]
+"""Gives the share of time for which each device was busy since the last call; none where nothing is known."""
 
 
 class CoreUse:
@@ -91,17 +88,6 @@ def shares(seconds: Mapping[int, float], cores: Sequence[int], elapsed: float) -
     return tuple(min(1.0, seconds.get(core, 0.0) / elapsed) if elapsed > 0 else 0.0 for core in cores)
 
 
-@dataclass
-class NvmlUse:
-    """What NVML says of some devices, each time of its own last sample."""
-
-    utilization: NvmlUtilization
-
-    def read(self) -> Sequence[float]:
-        found: list[float] = self.utilization.read()
-        return found
-
-
 def unseen(devices: int, local: int | None, machines: int) -> str:
     """Why the devices of a run cannot all be seen from here, as the end of a sentence; "" if they can.
 
@@ -119,24 +105,25 @@ def unseen(devices: int, local: int | None, machines: int) -> str:
     return f"there are {devices}, and {local} on this machine, of which alone they can be seen" * (devices > local)
 
 
-def nvml_use(devices: int) -> NvmlUse | None:
-    """The first devices that this process sees; None where there is no NVML."""
+def nvml_use(devices: int) -> Read | None:
+    """What NVML says of the first devices that this process sees; None where there is no NVML."""
     try:
         import pynvml
     except ImportError:
         return None
     names = os.environ.get(VARIABLE, ",".join(map(str, range(devices)))).split(",")
     try:
-        return NvmlUse(NvmlUtilization(names[:devices], pynvml))
+        use: Read = NvmlUtilization(names[:devices], pynvml).read
     except pynvml.NVMLError:
         return None
+    return use
 
 
 class UseSampler:
-    """Owns a thread that reads `use` every `PERIOD_S` until `close`; `samples` has what it read."""
+    """Owns a thread that calls `read` every `PERIOD_S` until `close`; `samples` has what it read."""
 
-    def __init__(self, use: UseSource) -> None:
-        self.use, self.samples = use, list[UseSample]()
+    def __init__(self, read: Read) -> None:
+        self._read, self.samples = read, list[UseSample]()
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="device-use", daemon=True)
         self._thread.start()
@@ -148,7 +135,7 @@ class UseSampler:
     def _run(self) -> None:
         before = time.monotonic()
         while not self._ended.wait(PERIOD_S):
-            found = tuple(self.use.read())
+            found = tuple(self._read())
             now = time.monotonic()
             if found:
                 self.samples.append(UseSample(before, now, found))

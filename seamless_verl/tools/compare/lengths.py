@@ -3,12 +3,9 @@
 A run that trains n prompts has drawn the first n prompts that it began. One that takes what ends first trains others in
 the place of the long ones among these. So both have as many prompts, and where they are the same there is no bias.
 
-- The distance is that of Kolmogorov and Smirnov: the largest difference of the two distribution functions.
-- p is that of a permutation test of this distance: how often it is as large when chance says which of the prompts that
-  only one of the two has was trained. Prompts are permuted, not samples, for the samples of a prompt have like lengths.
-- Of a prompt that was drawn and has not ended, or failed, no length is known. Where a run ends, the long ones are those
-  that have not ended: left out, they would hide the bias that is looked for. So such a prompt counts as longer than all
-  others, in the distance and in p. It is in no mean, and the ratio of the means is then a bound: it is at most that.
+Of a prompt that was drawn and has not ended, or failed, no length is known. Where a run ends, the long ones are those
+that have not ended: left out, they would hide the bias that is looked for. So such a prompt counts as longer than all
+others, in the distance and in p. It is in no mean, and the ratio of the means is then a bound: it is at most that.
 """
 
 from __future__ import annotations
@@ -37,7 +34,7 @@ class LengthBias:
     """Samples drawn and trained of one run, their mean lengths in tokens, and how much their distributions differ.
 
     `drawn` and `drawn_mean` are of samples whose length is known. `unknown` counts prompts that were drawn and have no
-    length; `p` is None where only one of the two sides has prompts of its own.
+    length. `distance` is that of Kolmogorov and Smirnov; `p` is None where only one side has prompts of its own.
     """
 
     drawn: int
@@ -57,9 +54,7 @@ class LengthBias:
 def length_bias(record: RecordedLengths) -> LengthBias | None:
     """The bias of a run; None where it trained nothing."""
     drawn, trained = drawn_and_trained(record)
-    of_drawn, of_trained = (
-        np.array(list(chain.from_iterable(side.values())), dtype=float) for side in (drawn, trained)
-    )
+    of_drawn, of_trained = (np.array(list(chain.from_iterable(side.values())), float) for side in (drawn, trained))
     known = of_drawn[np.isfinite(of_drawn)]
     if not len(of_trained) or not len(known):
         return None
@@ -77,14 +72,10 @@ def length_bias(record: RecordedLengths) -> LengthBias | None:
 
 
 def drawn_and_trained(record: RecordedLengths) -> tuple[dict[int, Sequence[float]], dict[int, Sequence[float]]]:
-    """The lengths of as many prompts as were trained, in the order of their draw; and of those that were.
-
-    Of a prompt without lengths they are infinite, as many as most prompts have; of one that was trained there are some.
-    """
-    drawn, trained = range(len(record.trained)), sorted(record.trained)
+    """The lengths of as many prompts as were trained, in the order of their draw; and of those that were."""
     unknown = (inf,) * mode(map(len, record.lengths.values())) if record.lengths else ()
-    first: dict[int, Sequence[float]] = {at: record.lengths.get(at, unknown) for at in drawn}
-    return first, {at: record.lengths[at] for at in trained if at in record.lengths}
+    drawn: dict[int, Sequence[float]] = {at: record.lengths.get(at, unknown) for at in range(len(record.trained))}
+    return drawn, {at: record.lengths[at] for at in sorted(record.trained) if at in record.lengths}
 
 
 def ks_distance(first: npt.NDArray[Any], second: npt.NDArray[Any]) -> float:
@@ -95,18 +86,20 @@ def ks_distance(first: npt.NDArray[Any], second: npt.NDArray[Any]) -> float:
 
 
 def permutation_p(first: Groups, second: Groups) -> float | None:
-    """The share of `PERMUTATIONS` exchanges of groups between both, and of what was seen, with at least its distance.
+    """How often the distance is as large when chance says which prompts are of which side; None if one has none.
 
-    None where one of both has no group.
+    Prompts are permuted, not samples, for the samples of a prompt have like lengths.
     """
     if not first or not second:
         return None
     groups = [*first, *second]
-    counts = below(groups)
-    sizes = counts[:, -1]
+    lengths = np.unique(np.array(list(chain.from_iterable(groups))))
+    at = lengths if len(lengths) <= POINTS else lengths[np.linspace(0, len(lengths) - 1, POINTS).astype(int)]
+    # [groups, points]: how many lengths of each group are at most so long
+    counts = np.array([np.searchsorted(np.sort(group), at, side="right") for group in groups], float)
+    sizes, random = counts[:, -1], np.random.default_rng(SEED)
     chosen = np.zeros((1 + PERMUTATIONS, len(groups)))
     chosen[0, : len(first)] = 1  # as it was seen
-    random = np.random.default_rng(SEED)
     for row in chosen[1:]:
         row[random.permutation(len(groups))[: len(first)]] = 1
     one, other = chosen @ counts, (1 - chosen) @ counts
@@ -114,22 +107,9 @@ def permutation_p(first: Groups, second: Groups) -> float | None:
     return float((distances >= distances[0] - 1e-12).mean())
 
 
-def below(groups: Groups) -> npt.NDArray[np.float64]:
-    """[groups, points]: how many lengths of each group are at most so long; the last point is the longest of all."""
-    lengths = np.unique(np.array(list(chain.from_iterable(groups))))
-    at = lengths if len(lengths) <= POINTS else lengths[np.linspace(0, len(lengths) - 1, POINTS).astype(int)]
-    return np.array([np.searchsorted(np.sort(group), at, side="right") for group in groups], dtype=float)
-
-
 def sample_rows(record: RecordedLengths) -> Iterator[Mapping[str, Any]]:
     """A row for each sample whose length is known: its prompt's place, its tokens, whether drawn, and trained."""
-    trained = set(record.trained)
+    trained, drawn = set(record.trained), len(record.trained)
     for place, lengths in sorted(record.lengths.items()):
-        for sample, tokens in enumerate(lengths):
-            yield {
-                "prompt": place,
-                "sample": sample,
-                "tokens": tokens,
-                "drawn": place < len(record.trained),
-                "trained": place in trained,
-            }
+        side = {"drawn": place < drawn, "trained": place in trained}
+        yield from ({"prompt": place, "sample": n, "tokens": tokens, **side} for n, tokens in enumerate(lengths))

@@ -29,9 +29,9 @@ from seamless_verl.tools.compare.budget import (
 from seamless_verl.tools.compare.comparison import ArmFacts, Comparison
 from seamless_verl.tools.compare.device_use import (
     CoreUse,
+    Read,
     UseSample,
     UseSampler,
-    UseSource,
     idle_between,
     nvml_use,
     unseen,
@@ -270,12 +270,12 @@ class RunSeries:
         idle = idle_between(use, begun, steps[-1].at_s)
         return run_figures(steps, size, skip=self.options.skip, idle=idle)
 
-    def device_use(self, pid: int) -> UseSource | None:
+    def device_use(self, pid: int) -> Read | None:
         """What the run's devices do, seen from outside; None where it cannot be seen, as `idle_unknown` says."""
         if self.idle_unknown:
             return None
         if select(self.config, "trainer.device") == "cpu":
-            return CoreUse(pid, sorted(os.sched_getaffinity(0))[: self.devices])
+            return CoreUse(pid, sorted(os.sched_getaffinity(0))[: self.devices]).read
         return nvml_use(self.devices)
 
     def progress(self, planned: PlannedRun, step: Step | None) -> None:

@@ -18,7 +18,6 @@ from typing import Any
 from seamless_verl.runtime.tables import text_table
 from seamless_verl.tools.bench.gateway.arms import BenchProcesses, GatewayArm
 from seamless_verl.tools.bench.gateway.load import BenchConnection, BenchRequest, Pacing, ReplyTiming, Shape, shapes
-from seamless_verl.tools.bench.gateway.record_cost import RecordCost
 
 
 @dataclass(frozen=True)
@@ -174,11 +173,10 @@ def _median_ratio(measurement: Measurement, above: str, below: str, figure: str)
     return float(median(getattr(a, figure) / getattr(b, figure) for a, b in pairs))
 
 
-def make_report(measurements: Sequence[Measurement], record: RecordCost, *, pinning: str) -> dict[str, Any]:
+def make_report(measurements: Sequence[Measurement], *, pinning: str) -> dict[str, Any]:
     machine = {"cpu": platform.processor() or platform.machine(), "cores": os.cpu_count(), "pinning": pinning}
     return {
         "machine": machine,
         "rows": report_rows(measurements),
         "times_litellm": litellm_ratios(measurements),
-        "record": asdict(record),
     }

@@ -26,10 +26,10 @@ import psutil
 
 from seamless_verl.config.words import quoted
 from seamless_verl.errors import ConfigError, exits_on_config_error
-from seamless_verl.tools.bench.arguments import job_parser, new_folder, split
-from seamless_verl.tools.bench.soak.growth import BLOCKS, Verdict
-from seamless_verl.tools.bench.soak.report import growths, measured, page, summary, table
+from seamless_verl.tools.bench.arguments import job_parser, new_folder
+from seamless_verl.tools.bench.soak.report import BLOCKS, Verdict, growths, measured, page, summary, table
 from seamless_verl.tools.bench.soak.samples import SCRATCH, Sample, look
+from seamless_verl.tools.compare.command import split_job
 from seamless_verl.tools.compare.job import Job, job_named
 from seamless_verl.tools.compare.processes import RunFailedError, Tail, exit_on_signals, managed_process, stop
 from seamless_verl.tools.compare.running import LOG_END, LOG_FILE, METRICS_FILE
@@ -138,7 +138,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     seconds = 60.0 * options.minutes
     check_times(seconds, options.every, options.warm_up)
     out = new_folder(options.out)
-    target, overrides = split(options.target)
+    target, overrides = split_job(options.target)
     job = job_named(target, given(overrides), out)
     try:
         samples = soak(job, out, seconds, options.every, lambda text: sys.stderr.write(f"{text}\n"))

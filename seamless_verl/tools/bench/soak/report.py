@@ -1,37 +1,99 @@
-"""The soak's table and its page of plots. Pure but for importing plotly."""
+"""Which series of a soak are flat, and its table and page of plots. Pure but for importing plotly.
+
+The slope is that of a line of least squares through means of blocks, with Student's confidence interval, by the scatter
+of the blocks about the line. Samples of one block hang together, as memory does; means of long blocks do so less, which
+is why the line is drawn through few of them.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from itertools import pairwise
+from math import sqrt
+from statistics import mean
+
+import numpy as np
 
 from seamless_verl.runtime.tables import text_table
-from seamless_verl.tools.bench.soak.growth import BLOCKS, Growth, Verdict, growth
 from seamless_verl.tools.bench.soak.samples import Sample
 from seamless_verl.tools.compare.page import page_of
+from seamless_verl.tools.compare.statistics import QUANTILES
 
+BLOCKS = 12
+QUANTILE = QUANTILES[BLOCKS - 2]  # degrees of freedom of a line's slope
+HOUR_S = 3600.0
 MIB = float(1 << 20)
 UNITS = {"memory": MIB, "shared memory": MIB, "disk": MIB}
 HARMLESS = {"memory": 2 * MIB, "shared memory": 2 * MIB, "disk": 2 * MIB, "descriptors": 1.0, "threads": 1.0}
-"""A change of a series over the measured time that counts as none, beside 1% of it."""
+HARMLESS_PART = 0.01
+"""A change of a series over the measured time that counts as none: so much, or this part of its mean."""
 HEADER = ("what", "of", "first", "last", "an hour", "+-", "")
 Series = tuple[str, str]
 
 
+class Verdict(StrEnum):
+    """What a series does."""
+
+    FLAT = "flat"
+    GROWS = "grows"
+    SHRINKS = "shrinks"
+
+
+@dataclass(frozen=True)
+class Growth:
+    """A series' first and last block, its change in an hour with the half width of the 95% interval, and the verdict.
+
+    `moves` is False where all values are the same.
+    """
+
+    first: float
+    last: float
+    hourly: float
+    hourly_error: float
+    verdict: Verdict
+    moves: bool
+
+
+def growth(at: Sequence[float], values: Sequence[float], harmless: float = 0.0) -> Growth:
+    """Of values at times in seconds, which ascend; `harmless` is a change over the whole time that counts as none.
+
+    Raises:
+        ValueError: there are fewer than two samples for a block.
+    """
+    if len(values) < 2 * BLOCKS:
+        raise ValueError(f"{len(values)} samples are too few for {BLOCKS} blocks of 2")
+    edges = [round(index * len(values) / BLOCKS) for index in range(BLOCKS + 1)]
+    times, means = ([mean(of[low:high]) for low, high in pairwise(edges)] for of in (at, values))
+    slope, error = line(times, means)
+    change = abs(slope * (at[-1] - at[0]))
+    verdict = Verdict.GROWS if slope > 0 else Verdict.SHRINKS
+    if abs(slope) <= QUANTILE * error or change <= max(harmless, HARMLESS_PART * abs(mean(values))):
+        verdict = Verdict.FLAT
+    moves = min(values) < max(values)
+    return Growth(means[0], means[-1], slope * HOUR_S, QUANTILE * error * HOUR_S, verdict, moves)
+
+
+def line(x: Sequence[float], y: Sequence[float]) -> tuple[float, float]:
+    """The slope of the line of least squares, and its standard error."""
+    (slope, _), covariance = np.polyfit(x, y, 1, cov=True)
+    return float(slope), sqrt(covariance[0, 0])
+
+
 def measured(samples: Sequence[Sample], warm_up: float) -> list[Sample]:
     """Those after the part of the time in which the run warms up."""
-    if not samples:
-        return []
-    begin = samples[0].at + warm_up * (samples[-1].at - samples[0].at)
+    begin = samples[0].at + warm_up * (samples[-1].at - samples[0].at) if samples else 0.0
     return [sample for sample in samples if sample.at >= begin]
 
 
 def growths(samples: Sequence[Sample]) -> dict[Series, Growth]:
     """Of each series that all samples have; one that came or went, as a worker of Ray does, is in `passing`."""
-    found = {}
-    for series in sorted(always(samples)):
-        values = [sample.values[series] for sample in samples]
-        found[series] = growth([sample.at for sample in samples], values, HARMLESS.get(series[0], 0.0))
-    return found
+    at = [sample.at for sample in samples]
+    return {
+        series: growth(at, [sample.values[series] for sample in samples], HARMLESS.get(series[0], 0.0))
+        for series in sorted(always(samples))
+    }
 
 
 def always(samples: Sequence[Sample]) -> set[Series]:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 import psutil
@@ -65,13 +66,9 @@ def role_of(command: list[str]) -> str:
     program = os.path.basename(title)
     if not program.startswith("python"):
         return program
-    return _python_role(command[1:])
-
-
-def _python_role(arguments: list[str]) -> str:
-    for index, argument in enumerate(arguments):
-        if argument == "-m" and index + 1 < len(arguments):
-            return arguments[index + 1]
+    for before, argument in pairwise(command):
+        if before == "-m":
+            return argument
         if argument.endswith(".py"):
             return "/".join(Path(argument).parts[-2:])
     return "python"
@@ -79,12 +76,8 @@ def _python_role(arguments: list[str]) -> str:
 
 def folder_bytes(name: str, folder: Path) -> Iterator[tuple[str, float]]:
     """(series, bytes) of a folder's files: those of a journal by themselves."""
-    for path in walk(folder):
-        with suppress(FileNotFoundError):  # removed since the folder was listed
-            size = float(path.lstat().st_blocks * 512)
-            yield ("journal" if JOURNAL.match(path.name) else name), size
-
-
-def walk(folder: Path) -> Iterable[Path]:
     for place, _, names in os.walk(folder):
-        yield from (Path(place, name) for name in names)
+        for file in names:
+            with suppress(FileNotFoundError):  # removed since the folder was listed
+                size = float(Path(place, file).lstat().st_blocks * 512)
+                yield ("journal" if JOURNAL.match(file) else name), size

@@ -37,6 +37,5 @@ def test_a_short_run_measures_every_arm_and_leaves_nothing(tmp_path: Path, capfd
         )  # few calls: less than the clock of a process tells
     at_once = [row for row in report["rows"] if row["arm"] == "gateway" and row["pacing"]["name"] == "at-once"]
     assert all(row["added_p50_ms"] > 0 for row in at_once)
-    assert report["record"]["tokens"] == 128_000
     assert "gateway" in capfd.readouterr().out
     assert {child.pid for child in psutil.Process().children(recursive=True)} == before

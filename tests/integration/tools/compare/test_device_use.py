@@ -59,7 +59,7 @@ def test_a_process_that_has_ended_has_no_time() -> None:
 
 def test_the_sampler_keeps_what_it_read(two_processes: tuple[int, int]) -> None:
     began = time.monotonic()
-    sampler = UseSampler(CoreUse(os.getpid(), two_processes))
+    sampler = UseSampler(CoreUse(os.getpid(), two_processes).read)
     while len(sampler.samples) < 3:
         assert time.monotonic() - began < 30
         time.sleep(0.05)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from seamless_verl.tools.bench.soak.growth import BLOCKS, Verdict, growth, line
+from seamless_verl.tools.bench.soak.report import BLOCKS, Verdict, growth, line
 
 AT = [10.0 * number for number in range(360)]  # an hour
 

@@ -5,10 +5,8 @@ from __future__ import annotations
 import pytest
 
 from seamless_verl.errors import ConfigError
-from seamless_verl.tools.bench.arguments import split
 from seamless_verl.tools.bench.soak.__main__ import DEFAULTS, check_times, given
-from seamless_verl.tools.bench.soak.growth import Verdict
-from seamless_verl.tools.bench.soak.report import MIB, growths, measured, page, passing, summary, table
+from seamless_verl.tools.bench.soak.report import MIB, Verdict, growths, measured, page, passing, summary, table
 from seamless_verl.tools.bench.soak.samples import Sample
 
 
@@ -46,8 +44,6 @@ def test_what_the_user_sets_is_kept() -> None:
     assert given([]) == list(DEFAULTS)
     assert given(["trainer.save_freq=7"])[-1] == "trainer.save_freq=7"
     assert sum(one.startswith("trainer.save_freq=") for one in given(["trainer.save_freq=7"])) == 1
-    assert split(["arithmetic_grpo", "a=1"]) == ("arithmetic_grpo", ["a=1"])
-    assert split(["a=1", "b=2"]) == (None, ["a=1", "b=2"]) and split([]) == (None, [])
 
 
 @pytest.mark.parametrize(
