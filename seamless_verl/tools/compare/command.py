@@ -114,7 +114,7 @@ def prepared(job: Job, arms: Sequence[ComparedArm] | None, options: Options, out
     sys.stderr.write(f"checking the job {job.name}: its settings, after what its recipe makes, if it is one\n")
     wanted = arms or default_arms()
     check_arms(wanted, options)
-    job = with_data(job, options.steps, bound=options.bound, timeout_s=options.timeout_s)
+    job = with_data(job, options.steps, validate=options.validate, bound=options.bound, timeout_s=options.timeout_s)
     splits = any(arm.mode == "separate_async" for arm in wanted)
     facts, _ = probe_job(job, options, out, splits=splits)
     chosen = [arm for arm in wanted if arms or fits(arm, facts)]

@@ -100,7 +100,7 @@ def job_named(target: str | None, overrides: Sequence[str], out: Path) -> Job:
     raise ConfigError("CONFIG|RECIPE", target, "is no recipe and no config file", way_out)
 
 
-def with_data(job: Job, steps: int, *, bound: bool, timeout_s: float) -> Job:
+def with_data(job: Job, steps: int, *, validate: int, bound: bool, timeout_s: float) -> Job:
     """The job with what a workload needs before it is checked; any other one as it is.
 
     A tool of a workload takes as long as a turn does on this machine, for which an engine is measured alone, once in
@@ -109,6 +109,9 @@ def with_data(job: Job, steps: int, *, bound: bool, timeout_s: float) -> Job:
     workload = job.workload
     if workload is None:
         return job
+    if validate:
+        reason = "the lengths of a workload's responses are forced, so that there is nothing to learn"
+        raise ConfigError("--validate", validate, reason, "Leave it out")
     make_data(workload, steps, job.data)
     rates = measured_rates(workload, job.data, timeout_s) if bound or workload.tool is not None else {}
     if workload.tool is not None:

@@ -38,7 +38,7 @@ from seamless_verl.tools.compare.device_use import (
 )
 from seamless_verl.tools.compare.differences import differences
 from seamless_verl.tools.compare.equal_tokens import EqualTokens, at_equal_tokens
-from seamless_verl.tools.compare.figures import RunFigures, StepFigures, StepSize, run_figures, step_figures
+from seamless_verl.tools.compare.figures import StepSize, run_figures, step_figures
 from seamless_verl.tools.compare.fingerprint import fingerprint
 from seamless_verl.tools.compare.forced_work import ForcedWork, WorkedRun, forced_work, read_samples
 from seamless_verl.tools.compare.job import Job
@@ -56,20 +56,38 @@ from seamless_verl.tools.compare.workloads import SAMPLES_FILE
 SAMPLER = "trainer.v1.sampler"
 
 
-def facts_of_arms(arms: Sequence[ProbedArm], runnable: Sequence[ComparedArm]) -> dict[str, ArmFacts]:
-    """What is known of each arm before its runs; its baseline is the first of its learning rate that can run."""
-    return {
-        one.arm.name: ArmFacts(
-            baseline=next((arm.name for arm in runnable if arm.rate == one.arm.rate), runnable[0].name),
-            ours=one.arm.is_ours,
-            permitted=permitted(one),
-            rate=one.arm.rate,
-            system=one.arm.system or one.arm.name,
-            line=one.arm.line or one.arm.name,
-            shipped_poll=polls_as_shipped(one),
-        )
-        for one in arms
-    }
+def facts_of(one: ProbedArm, runnable: Sequence[ComparedArm]) -> ArmFacts:
+    """What is known of an arm before its runs; its baseline is the first of its learning rate that can run."""
+    arm, config = one.arm, one.config or {}
+    return ArmFacts(
+        baseline=next((other.name for other in runnable if other.rate == arm.rate), runnable[0].name),
+        ours=arm.is_ours,
+        permitted=permitted(one),
+        rate=arm.rate,
+        system=arm.system or arm.name,
+        line=arm.line or arm.name,
+        shipped_poll=not arm.is_ours and bool(config) and select(config, f"{BUFFER}.path") is None,
+    )
+
+
+def permitted(one: ProbedArm) -> int | None:
+    """Staleness that the arm allows, in weight versions; None where nothing bounds it.
+
+    verl's asynchronous modes drop a finished group before a step whose number less that of the step in which the group
+    was submitted, plus one, is above the threshold (`ReplayBufferAsync._stale_terminal_keys`). With the strategy `wait`
+    they hold a step back for groups that are still generated, and train what had finished however old it is.
+    """
+    if one.config is None:
+        return None
+    if one.arm.mode == "sync":
+        return 0
+    if one.arm.is_ours:
+        found = select(one.config, "seamless.max_staleness")
+        return None if found is None else int(found)
+    threshold = select(one.config, f"{SAMPLER}.max_off_policy_threshold")
+    drops = select(one.config, f"{SAMPLER}.max_off_policy_strategy") == "drop" and threshold is not None
+    verls_buffer = select(one.config, f"{BUFFER}.path") in (None, POLLING)
+    return int(threshold) - 1 if drops and verls_buffer else None
 
 
 def without_baseline(arms: Sequence[ProbedArm]) -> dict[str, str]:
@@ -80,22 +98,19 @@ def without_baseline(arms: Sequence[ProbedArm]) -> dict[str, str]:
     found = dict[str, str]()
     for rate in dict.fromkeys(one.arm.rate for one in arms):
         first, *others = (one for one in arms if one.arm.rate == rate)
-        if first.config is None:
-            able = [one.arm.name for one in others if one.config is not None]
-            found[first.arm.name] = f"{cannot_run(first)}. It was to be the baseline. {relative_to(able, rate)}."
+        if first.config is not None:
+            continue
+        able = [one.arm.name for one in others if one.config is not None]
+        of = f" of the arms with learning rate {rate}" * bool(rate)
+        relative = f"There are no ratios{of}: {f'only {able[0]}' if able else 'none'} can run here"
+        if len(able) > 1:
+            relative = f"The ratios{of} are relative to {able[0]} instead"
+        found[first.arm.name] = f"{cannot_run(first)}. It was to be the baseline. {relative}."
     return found
 
 
 def cannot_run(one: ProbedArm) -> str:
     return f"{one.arm.name} cannot run here: {one.reason.rstrip('.')}"
-
-
-def relative_to(able: Sequence[str], rate: str) -> str:
-    """What the ratios of the arms that can run here, in their order, are relative to; `rate` is theirs, or ""."""
-    of = f" of the arms with learning rate {rate}" * bool(rate)
-    if len(able) > 1:
-        return f"The ratios{of} are relative to {able[0]} instead"
-    return f"There are no ratios{of}: {f'only {able[0]}' if able else 'none'} can run here"
 
 
 def step_size(config: Mapping[str, Any]) -> StepSize:
@@ -122,30 +137,6 @@ def idle_unknown(configs: Sequence[Mapping[str, Any]], devices: int) -> str:
     return unseen(devices, None if cards is None else len(cards), max(map(machines_of, configs)))
 
 
-def polls_as_shipped(one: ProbedArm) -> bool:
-    return not one.arm.is_ours and one.config is not None and select(one.config, f"{BUFFER}.path") is None
-
-
-def permitted(one: ProbedArm) -> int | None:
-    """Staleness that the arm allows, in weight versions; None where nothing bounds it.
-
-    verl's asynchronous modes drop a finished group before a step whose number less that of the step in which the group
-    was submitted, plus one, is above the threshold (`ReplayBufferAsync._stale_terminal_keys`). With the strategy `wait`
-    they hold a step back for groups that are still generated, and train what had finished however old it is.
-    """
-    if one.config is None:
-        return None
-    if one.arm.mode == "sync":
-        return 0
-    if one.arm.is_ours:
-        found = select(one.config, "seamless.max_staleness")
-        return None if found is None else int(found)
-    threshold = select(one.config, f"{SAMPLER}.max_off_policy_threshold")
-    drops = select(one.config, f"{SAMPLER}.max_off_policy_strategy") == "drop" and threshold is not None
-    verls_buffer = select(one.config, f"{BUFFER}.path") in (None, POLLING)
-    return int(threshold) - 1 if drops and verls_buffer else None
-
-
 @dataclass
 class RunSeries:
     """One comparison that is being made; `runs` grows, and every run of `planned` is in it at the end."""
@@ -160,44 +151,34 @@ class RunSeries:
     runs: list[Run] = field(default_factory=list)
     raw: dict[tuple[str, int, int], list[Step]] = field(default_factory=dict)
     surroundings: list[Mapping[str, Any]] = field(default_factory=list)
-    now: PlannedRun | None = None
 
     def __post_init__(self) -> None:
-        self.planned = list(planned_runs([one.arm for one in self.arms], self.options, self.out))
+        planned = planned_runs([one.arm for one in self.arms], self.options, self.out)
+        self.planned = {one.key: one for one in planned}
         self.by_name = {one.arm.name: one for one in self.arms}
-        runnable = [one for one in self.arms if one.config is not None]
-        self.fingerprints = {
-            one.arm.name: fingerprint(one.config, self.job) for one in runnable if one.config is not None
-        }
-        self.baseline = runnable[0].arm.name
-        self.facts = facts_of_arms(self.arms, [one.arm for one in runnable])
-        config = runnable[0].config
-        assert config is not None
-        self.config = config
-        self.differences = {
-            one.arm.name: differences(one.config, config) for one in runnable[1:] if one.config is not None
-        }
-        self.sizes = {one.arm.name: step_size(one.config) for one in runnable if one.config is not None}
-        self.steps = {
-            one.arm.name: steps_of(one.config, self.options.steps) for one in runnable if one.config is not None
-        }
+        self.configs = {one.arm.name: one.config for one in self.arms if one.config is not None}
+        self.baseline, self.config = next(iter(self.configs.items()))
+        runnable = [one.arm for one in self.arms if one.config is not None]
+        self.facts = {one.arm.name: facts_of(one, runnable) for one in self.arms}
+        self.fingerprints = {arm: fingerprint(config, self.job) for arm, config in self.configs.items()}
+        self.sizes = {arm: step_size(config) for arm, config in self.configs.items()}
+        self.steps = {arm: steps_of(config, self.options.steps) for arm, config in self.configs.items()}
+        others = {arm: config for arm, config in self.configs.items() if arm != self.baseline}
+        self.differences = {arm: differences(config, self.config) for arm, config in others.items()}
         self.warnings = without_baseline(self.arms)
-        self.idle_unknown = idle_unknown([one.config for one in runnable if one.config is not None], self.devices)
+        self.idle_unknown = idle_unknown(list(self.configs.values()), self.devices)
 
     def make(self) -> None:
         """Make every run that is not made yet; after each, write the report and print the table."""
-        for planned in self.planned:
-            self.now = planned
+        for planned in self.planned.values():
             self.runs.append(self.run(planned))
-            self.now = None
             self.report()
             self.say(f"\n{run_line(self.runs[-1])}\n{terminal_table(self.comparison())}\n")
 
     def interrupt(self) -> None:
         """Account for the runs that were not made, and report the others."""
         made = {run.key for run in self.runs}
-        missing = [planned for planned in self.planned if planned.key not in made]
-        self.runs += [Run(*planned.key, RunState.NOT_MADE, reason="interrupted") for planned in missing]
+        self.runs += [Run(*key, RunState.NOT_MADE, reason="interrupted") for key in self.planned if key not in made]
         self.report(interrupted=True)
 
     def run(self, planned: PlannedRun) -> Run:
@@ -205,10 +186,8 @@ class RunSeries:
         probed = self.by_name[planned.arm.name]
         if probed.config is None:
             return Run(*planned.key, RunState.REFUSED, reason=probed.reason, log=probed.log)
-        overrides = [*shared_overrides(self.options, planned.seed, planned.folder), *probed.overrides]
-        command, log = self.job.command(overrides), str(planned.folder / LOG_FILE)
-        identity = {"command": command, "fingerprint": self.fingerprints[planned.arm.name]}
-        begun = time.time()
+        identity = {"command": self.command_of(planned), "fingerprint": self.fingerprints[planned.arm.name]}
+        log, begun = str(planned.folder / LOG_FILE), time.time()
         try:
             made = read_run(planned.folder, identity) or self.start(planned, identity)
         except RunFailedError as error:
@@ -216,22 +195,25 @@ class RunSeries:
             return Run(*planned.key, RunState.FAILED, reason=str(error), log=log)
         self.surroundings.append(made.surroundings)
         self.raw[planned.key] = made.steps
-        size = self.sizes[planned.arm.name]
-        found = step_figures(made.steps, size, lambda began, ended: idle_between(made.use, began, ended))
-        figures = self.figures(found, made.use, size)
+        size, skip = self.sizes[planned.arm.name], self.options.skip
+        steps = step_figures(made.steps, size, lambda began, ended: idle_between(made.use, began, ended))
+        measured_from = next(step.at_s for step in steps if step.step == skip)
+        figures = run_figures(steps, size, skip=skip, idle=idle_between(made.use, measured_from, steps[-1].at_s))
         lengths = RecordedLengths.read(checkpoints(planned.folder) / LENGTHS)
-        bias = None if lengths is None else length_bias(lengths)
-        machine = made.surroundings.get("machine", {})
         return Run(
             *planned.key,
             RunState.FINISHED,
-            tuple(found),
+            tuple(steps),
             figures,
             log=log,
             lengths=lengths,
-            bias=bias,
-            machine=machine,
+            bias=None if lengths is None else length_bias(lengths),
+            machine=made.surroundings.get("machine", {}),
         )
+
+    def command_of(self, planned: PlannedRun) -> list[str]:
+        shared = shared_overrides(self.options, planned.seed, planned.folder)
+        return self.job.command([*shared, *self.by_name[planned.arm.name].overrides])
 
     def start(self, planned: PlannedRun, identity: Mapping[str, Any]) -> StoredRun:
         """Run the command, and keep what came of it."""
@@ -264,11 +246,6 @@ class RunSeries:
         made = StoredRun(steps, seen, surroundings(begun))
         write_run(folder, identity, made)
         return made
-
-    def figures(self, steps: Sequence[StepFigures], use: Sequence[UseSample], size: StepSize) -> RunFigures:
-        begun = next(step.at_s for step in steps if step.step == self.options.skip)
-        idle = idle_between(use, begun, steps[-1].at_s)
-        return run_figures(steps, size, skip=self.options.skip, idle=idle)
 
     def device_use(self, pid: int) -> Read | None:
         """What the run's devices do, seen from outside; None where it cannot be seen, as `idle_unknown` says."""
@@ -316,22 +293,21 @@ class RunSeries:
 
     def forced_work(self) -> ForcedWork | None:
         """What holds of a workload's runs alone."""
-        if self.job.workload is None:
-            return None
         found = []
-        for run in self.runs:
-            config = self.by_name[run.arm].config
-            if run.figures is None or config is None:
+        for run in self.runs if self.job.workload is not None else ():
+            if run.figures is None:
                 continue
-            planned = next(planned for planned in self.planned if planned.key == run.key)
+            config, folder = self.configs[run.arm], self.planned[run.key].folder
             again = bool(select(config, "seamless.tail_batching"))
-            samples = read_samples(checkpoints(planned.folder) / SAMPLES_FILE, begins_again=again)
+            samples = read_samples(checkpoints(folder) / SAMPLES_FILE, begins_again=again)
             trains = count(config, "trainer.nnodes") * count(config, "trainer.n_gpus_per_node")
-            found.append(WorkedRun(run.arm, planned.folder.name, self.raw[run.key], samples, trains))
-        return forced_work(self.job.workload, found, self.job.rates, self.options.skip) if found else None
+            found.append(WorkedRun(run.arm, folder.name, self.raw[run.key], samples, trains))
+        if self.job.workload is None or not found:
+            return None
+        return forced_work(self.job.workload, found, self.job.rates, self.options.skip)
 
     def at_equal_tokens(self) -> EqualTokens | None:
-        groups = {one.arm.name: int(select(one.config, f"{ROLLOUT}.n")) for one in self.arms if one.config is not None}
+        groups = {arm: int(select(config, f"{ROLLOUT}.n")) for arm, config in self.configs.items()}
         return at_equal_tokens(self.runs, self.raw, groups, self.baseline)
 
     def conditions(self) -> list[str]:
@@ -366,17 +342,15 @@ class RunSeries:
         }
 
     def run_entry(self, run: Run) -> dict[str, Any]:
-        probed = self.by_name[run.arm]
-        planned = next(planned for planned in self.planned if planned.key == run.key)
-        overrides = [*shared_overrides(self.options, run.seed, planned.folder), *probed.overrides]
+        planned = self.planned[run.key]
         return {
             "arm": run.arm,
-            "written": probed.arm.text,
+            "written": planned.arm.text,
             "seed": run.seed,
             "round": run.round,
             "state": str(run.state),
             "reason": run.reason,
             "log": run.log,
-            "command": self.job.command(overrides),
+            "command": self.command_of(planned),
             "environment": self.job.own_environment(planned.folder),
         }

@@ -132,7 +132,7 @@ def test_an_engine_is_measured_where_it_must_be(
     calls = list[str]()
     monkeypatch.setattr(job, "measured_rates", lambda workload, data, timeout_s: calls.append(workload.name) or RATES)
     monkeypatch.setattr(job, "make_data", lambda workload, steps, folder: folder.mkdir())
-    made = with_data(job_named(name, ["a=1"], tmp_path), 12, bound=bound, timeout_s=1)
+    made = with_data(job_named(name, ["a=1"], tmp_path), 12, validate=0, bound=bound, timeout_s=1)
     w3, expected = WORKLOADS["w3"], WORKLOADS[name]
     assert made.workload == (w3.with_turn(w3.turn_s(RATES)) if name == "w3" else expected) and len(calls) == measured
     (loop,) = json.loads((tmp_path / "data" / LOOPS_FILE).read_text())
@@ -146,4 +146,9 @@ def test_without_a_measure_a_tool_has_no_time(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(job, "measured_rates", lambda *places: {})
     monkeypatch.setattr(job, "make_data", lambda *places: None)
     with pytest.raises(ConfigError, match="the engine could not be measured alone"):
-        with_data(job_named("w3", [], tmp_path), 12, bound=False, timeout_s=1)
+        with_data(job_named("w3", [], tmp_path), 12, validate=0, bound=False, timeout_s=1)
+
+
+def test_a_workload_is_not_validated(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="--validate=5: the lengths"):
+        with_data(job_named("w2", [], tmp_path), 15, validate=5, bound=False, timeout_s=1)

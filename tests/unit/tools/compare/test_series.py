@@ -120,7 +120,7 @@ def test_devices_that_are_not_all_here_have_no_idle_time_and_the_report_says_why
     probed = [ProbedArm(arm, (), configs[0]) for arm in parse_arms("sync,seamless")]
     made = Made(job_named(None, ["a=1"], tmp_path), probed, Options(4, 1, (1,)), 8, tmp_path, "compare")
     assert made.device_use(1) is None
-    made.runs += [made.run(planned) for planned in made.planned]
+    made.runs += [made.run(planned) for planned in made.planned.values()]
     said = "idle is not known of these devices: NVML cannot be used here."
     assert f"- {said}" in markdown(made.comparison()) and said in page(made.comparison())
 
@@ -129,7 +129,7 @@ def test_each_arm_has_its_own_samples(tmp_path: Path) -> None:
     """The dropped group of a step, too, is one of the arm's own size."""
     odd = "odd:seamless.x=1"
     made = series(tmp_path, {"seamless": 8, odd: 9}, equal_tokens=True, validate=1)
-    eight, nine = (made.run(planned) for planned in made.planned)
+    eight, nine = (made.run(planned) for planned in made.planned.values())
     assert [step.samples for step in eight.steps] == [32, 64, 96, 128]
     assert [step.samples for step in nine.steps] == [36, 72, 108, 144]
     assert [run.steps[0].dropped_tokens for run in (eight, nine)] == [8 * 4.0, 9 * 4.0]
@@ -145,7 +145,7 @@ def test_at_equal_tokens_an_arm_makes_the_steps_that_it_has(tmp_path: Path) -> N
     long.config["trainer"]["total_training_steps"], short.config["trainer"]["total_training_steps"] = 4, 3
     chosen = Options(steps=4, skip=1, seeds=(1, 2), equal_tokens=True, validate=1)
     made = Made(job_named(None, ["a=1"], tmp_path), [long, short], chosen, 1, tmp_path, "seamless-verl compare a=1")
-    made.runs += [made.run(planned) for planned in made.planned]
+    made.runs += [made.run(planned) for planned in made.planned.values()]
     assert [len(run.steps) for run in made.runs] == [4, 3, 3, 4]
     assert made.conditions()[0].startswith("4 (seamless) or 3 (odd) steps of 32 samples")
     comparison = made.comparison()
