@@ -13,7 +13,7 @@ import re
 import sys
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
@@ -95,21 +95,6 @@ class Viewer:
                     self.cpu_s = used.user + used.system
 
 
-@contextmanager
-def looked_at(folder: Path, viewed: bool, steps: int) -> Iterator[Viewer]:
-    """A client looks at the run in the block, if it is viewed."""
-    viewer = Viewer(folder / LOG_FILE, last_step=steps)
-    thread = threading.Thread(target=viewer.look, name="viewer")
-    if viewed:
-        thread.start()
-    try:
-        yield viewer
-    finally:
-        viewer.ended.set()
-        if viewed:
-            thread.join()
-
-
 @dataclass(frozen=True)
 class ViewRun:
     """One run: trained response tokens a second, and the share of the cores' time that the view's process took."""
@@ -143,7 +128,11 @@ def measure(job: Job, out: Path, number: int, viewed: bool, steps: int, skip: in
             f"{ENABLED}={str(viewed).lower()}",
         ]
     )
-    with looked_at(folder, viewed, steps) as viewer:
+    viewer = Viewer(folder / LOG_FILE, last_step=steps)
+    thread = threading.Thread(target=viewer.look, name="viewer")
+    if viewed:
+        thread.start()
+    try:
         logged = run_logged(
             command,
             folder,
@@ -154,6 +143,10 @@ def measure(job: Job, out: Path, number: int, viewed: bool, steps: int, skip: in
             on_start=viewer.run_began,
             on_step=viewer.step_logged,
         )
+    finally:
+        viewer.ended.set()
+        if viewed:
+            thread.join()
     if viewed and (viewer.refused or viewer.gone or not viewer.replies):
         raise RunFailedError(f"the page did not answer: {viewer.refused or f'{viewer.gone} times'}")
     seconds = logged[-1]["at"]

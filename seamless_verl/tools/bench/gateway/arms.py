@@ -21,15 +21,14 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 from itertools import cycle
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 import psutil
-import uvloop
 
 from seamless_verl.tools.bench.gateway.load import MODEL, BenchConnection, BenchRequest, Pacing, http_request
 
@@ -41,11 +40,6 @@ def pinned_cores() -> tuple[set[int], set[int]]:
     """(core of client and engine, core of the measured process); the same one on a machine with one core."""
     allowed = sorted(os.sched_getaffinity(0))
     return {allowed[0]}, {allowed[1] if len(allowed) > 1 else allowed[0]}
-
-
-def run_process(work: Coroutine[Any, Any, None]) -> None:
-    """Runs one of our processes, on the event loop that Ray's actors use too."""
-    uvloop.run(work)
 
 
 async def wait_for_parent() -> None:
@@ -73,7 +67,7 @@ def child_process(
         stderr=log and subprocess.STDOUT,
         text=True,
         env={**os.environ, **(env or {})},
-        preexec_fn=_pinning(pinned),
+        preexec_fn=lambda: os.sched_setaffinity(0, pinned),
         start_new_session=True,
     )
     try:
@@ -97,10 +91,6 @@ def read_ports(process: subprocess.Popen[str]) -> list[int]:
     raise RuntimeError(f"{process.args!r} ended before it served; what it wrote is above")
 
 
-def _pinning(to: set[int]) -> Callable[[], None]:
-    return lambda: os.sched_setaffinity(0, to)
-
-
 def _stop(process: subprocess.Popen[str]) -> None:
     assert process.stdin is not None
     process.stdin.close()
@@ -118,19 +108,14 @@ START_S, POLL_S = 120.0, 0.2
 OFFLINE = {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "LITELLM_TELEMETRY": "False", "LITELLM_LOG": "ERROR"}
 
 
-def cache_folder() -> Path:
-    """The folder for what a run needs: SEAMLESS_CACHE, or the user's cache folder."""
-    base = os.environ.get("SEAMLESS_CACHE") or Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
-    return Path(base) / "seamless_verl"
-
-
 def install_litellm() -> Path:
-    """Makes the environment unless it exists; returns the proxy's command.
+    """Makes the environment in SEAMLESS_CACHE, or the user's cache folder, unless it exists; returns the command.
 
     Raises:
         subprocess.CalledProcessError: pip could not install it; its output is on stderr.
     """
-    folder = cache_folder() / f"litellm-{LITELLM_VERSION}"
+    base = os.environ.get("SEAMLESS_CACHE") or os.environ.get("XDG_CACHE_HOME", str(Path.home() / ".cache"))
+    folder = Path(base) / "seamless_verl" / f"litellm-{LITELLM_VERSION}"
     command, complete = folder / "bin" / "litellm", folder / ".complete"
     if not complete.exists():
         subprocess.run([sys.executable, "-m", "venv", "--clear", str(folder)], check=True)
@@ -163,18 +148,10 @@ def litellm_proxy(
     ):
         until = time.monotonic() + START_S
         while not _listens(port):  # it gives no other sign that it is ready
-            if _ended(process, POLL_S) or time.monotonic() > until:
+            time.sleep(POLL_S)
+            if process.poll() is not None or time.monotonic() > until:
                 raise RuntimeError(f"the LiteLLM proxy does not listen: {Path(log.name).read_text()[-2000:]}")
         yield port, process.pid
-
-
-def _ended(process: subprocess.Popen[str], within_s: float) -> bool:
-    """Whether it has ended, or does so within `within_s`."""
-    try:
-        process.wait(within_s)
-    except subprocess.TimeoutExpired:
-        return False
-    return True
 
 
 def _free_port() -> int:
@@ -215,21 +192,14 @@ class GatewayArm:
         if self.admin_key is None:
             yield [replace(request, body=http_request(CHAT, request.body, self.key)) for request in requests]
             return
-        sessions = [await self._admin("/admin/sessions", {"uid": "bench"}) for _ in range(SESSIONS)]
+        connection = await BenchConnection.open("127.0.0.1", self.port)
+        sessions = [await connection.ask("/admin/sessions", {"uid": "bench"}, self.admin_key) for _ in range(SESSIONS)]
         paths = [f"/s/{session['key']}{CHAT}" for session in sessions]
         pairs = zip(paths, cycle(requests), strict=False)
         yield [replace(request, body=http_request(path, request.body)) for path, request in pairs]
         for session in sessions:
-            await self._admin(f"/admin/sessions/{session['session_id']}/close", {})
-
-    async def _admin(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
-        connection = await BenchConnection.open("127.0.0.1", self.port)
-        try:
-            await connection.send(http_request(path, json.dumps(body).encode(), self.admin_key or ""))
-            reply: dict[str, Any] = json.loads(connection.body)
-            return reply
-        finally:
-            connection.close()
+            await connection.ask(f"/admin/sessions/{session['session_id']}/close", {}, self.admin_key)
+        connection.close()
 
 
 @dataclass(frozen=True)
@@ -241,7 +211,7 @@ class BenchProcesses:
     async def set_pacing(self, pacing: Pacing) -> None:
         """Sets the pacing of the stub engine."""
         connection = await BenchConnection.open("127.0.0.1", self.arms[0].port)
-        await connection.send(http_request("/pacing", json.dumps([pacing.tokens_per_chunk, pacing.delay_s]).encode()))
+        await connection.ask("/pacing", [pacing.tokens_per_chunk, pacing.delay_s])
         connection.close()
 
 
@@ -254,9 +224,9 @@ def start_processes(*, litellm: bool) -> Iterator[BenchProcesses]:
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gateway-bench-")))
         make_model("nano", 0, folder / "model")
-        stub = stack.enter_context(child_process(_python("stub_process"), pinned=client_cores))
+        stub = stack.enter_context(child_process(module("stub_process", 1, 1, 0.0), pinned=client_cores))
         engine_port, openai_port = read_ports(stub)
-        ours = _python("gateway_process", str(folder / "model"), str(folder / "journal.sqlite"), str(engine_port))
+        ours = module("gateway_process", folder / "model", folder / "journal.sqlite", engine_port)
         gateway = stack.enter_context(child_process(ours, pinned=gateway_cores))
         arms = [
             GatewayArm("direct", openai_port, stub.pid),
@@ -270,5 +240,6 @@ def start_processes(*, litellm: bool) -> Iterator[BenchProcesses]:
         yield BenchProcesses(tuple(arms))
 
 
-def _python(module: str, *args: str) -> list[str]:
-    return [sys.executable, "-m", f"{PACKAGE}.{module}", *args]
+def module(name: str, *arguments: object) -> list[str]:
+    """The command line of one of the processes."""
+    return [sys.executable, "-m", f"{PACKAGE}.{name}", *map(str, arguments)]

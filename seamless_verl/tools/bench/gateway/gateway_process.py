@@ -13,13 +13,15 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+import uvloop
+
 from seamless_verl.gateway.recorder import JournalRecorder
 from seamless_verl.gateway.server import Gateway, GatewaySettings
 from seamless_verl.journal import SqliteJournal
 from seamless_verl.rollout.call import Calls
 from seamless_verl.rollout.engine import PauseMode
 from seamless_verl.rollout.fleet import Fleet
-from seamless_verl.tools.bench.gateway.arms import ADMIN_KEY, announce_ports, run_process, wait_for_parent
+from seamless_verl.tools.bench.gateway.arms import ADMIN_KEY, announce_ports, wait_for_parent
 from seamless_verl.tools.bench.gateway.load import MODEL
 from seamless_verl.tools.bench.gateway.stub_process import TOKEN, replica_name
 from seamless_verl.transport import RemoteEngine
@@ -59,4 +61,4 @@ async def serve(model: str, journal_path: str, engine_ports: Sequence[int]) -> N
 
 if __name__ == "__main__":
     logging.disable(logging.INFO)
-    run_process(serve(sys.argv[1], sys.argv[2], [int(port) for port in sys.argv[3:]]))
+    uvloop.run(serve(sys.argv[1], sys.argv[2], [int(port) for port in sys.argv[3:]]))

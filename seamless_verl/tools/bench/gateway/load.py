@@ -13,7 +13,7 @@ from enum import StrEnum
 from math import ceil
 from random import Random
 from time import perf_counter
-from typing import cast
+from typing import Any, cast
 
 VOCABULARY = 128  # bytes that are a character each, and none that ends a turn
 MODEL = "nano"
@@ -152,6 +152,11 @@ class BenchConnection(asyncio.Protocol):
             return await self._done
         finally:
             self._done = None
+
+    async def ask(self, path: str, body: Any, key: str = "none") -> Any:
+        """Sends a request in JSON; returns its reply."""
+        await self.send(http_request(path, json.dumps(body).encode(), key))
+        return json.loads(self.body)
 
     def close(self) -> None:
         if self._transport is not None:

@@ -1,18 +1,22 @@
-"""The stub engine of every arm, in a process of its own: it serves our transport and an OpenAI API.
+"""Stub engines in a process of their own: each serves our transport, and the first one an OpenAI API, too.
 
-Run as `python -m seamless_verl.tools.bench.gateway.stub_process`. It prints its two ports and serves until its standard
-input closes. A POST to /pacing with two numbers (tokens in a chunk, seconds between two chunks) changes its pacing.
+Run as `python -m seamless_verl.tools.bench.gateway.stub_process REPLICAS TOKENS_PER_CHUNK SECONDS_PER_CHUNK`. It prints
+their ports, the OpenAI API's last, and serves until its standard input closes. A POST to /pacing with two numbers
+(tokens in a chunk, seconds between two chunks) changes the first one's pacing.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import sys
 from itertools import count
 from typing import Any, cast
 
+import uvloop
+
 from seamless_verl.rollout.engine import EngineRequest
-from seamless_verl.tools.bench.gateway.arms import announce_ports, run_process, wait_for_parent
+from seamless_verl.tools.bench.gateway.arms import announce_ports, wait_for_parent
 from seamless_verl.tools.bench.gateway.load import MODEL, VOCABULARY
 from seamless_verl.tools.bench.stub_engine import StubEngine
 from seamless_verl.trajectory.records import TokenChunk, tokens
@@ -27,12 +31,12 @@ def replica_name(number: int) -> str:
     return f"stub-{number}"
 
 
-async def serve() -> None:
-    replica = replica_name(0)
-    engine = StubEngine(replica, vocabulary=VOCABULARY)
-    engine_server = await serve_engine(engine, "127.0.0.1", 0, token=TOKEN, replica_id=replica)
-    openai_server = await asyncio.get_running_loop().create_server(lambda: _StubHandler(engine), "127.0.0.1", 0)
-    announce_ports(engine_server.port, openai_server.sockets[0].getsockname()[1])
+async def serve(replicas: int, tokens_per_chunk: int, delay_s: float) -> None:
+    pacing: dict[str, Any] = {"tokens_per_chunk": tokens_per_chunk, "delay_s": delay_s, "vocabulary": VOCABULARY}
+    engines = [StubEngine(replica_name(number), **pacing) for number in range(replicas)]
+    servers = [await serve_engine(one, "127.0.0.1", 0, token=TOKEN, replica_id=one.replica_id) for one in engines]
+    openai = await asyncio.get_running_loop().create_server(lambda: _StubHandler(engines[0]), "127.0.0.1", 0)
+    announce_ports(*(server.port for server in servers), openai.sockets[0].getsockname()[1])
     await wait_for_parent()
 
 
@@ -112,4 +116,4 @@ def _http_chunk(data: bytes) -> bytes:
 
 
 if __name__ == "__main__":
-    run_process(serve())
+    uvloop.run(serve(int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])))

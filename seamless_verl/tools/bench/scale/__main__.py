@@ -35,16 +35,14 @@ import uvloop
 
 from seamless_verl.errors import ConfigError, exits_on_config_error
 from seamless_verl.runtime.tables import text_table
-from seamless_verl.tools.bench.gateway.arms import child_process, read_ports
+from seamless_verl.tools.bench.gateway.arms import child_process, module, read_ports
 from seamless_verl.tools.bench.gateway.load import Pacing
 from seamless_verl.tools.bench.scale.core_share import KEY, check_share, limited_to
 from seamless_verl.tools.bench.scale.sessions import Served, Work, run_agents
 from seamless_verl.tools.compare.processes import exit_on_signals
 
-TOKEN_S, CHUNK = (
-    0.02,
-    16,
-)  # of an engine: seconds a token, and the tokens that it gives at once to nobody who reads along
+TOKEN_S = 0.02  # of an engine
+CHUNK = 16  # tokens that it gives at once to nobody who reads along
 SPARE_FILES = 500  # of a process, beside one connection a session
 HEADER = (
     *("shards", "sessions", "calls/s", "tokens/s", "late ms: median", "p99"),
@@ -119,14 +117,13 @@ def start_processes(replicas: int, shards: int, core_share: float | None) -> Ite
         limits = [stack.enter_context(limited_to(core_share)) for _ in range(shards)]
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="scale-bench-")))
         make_model("nano", 0, folder / "model")
-        command = _python("scale.engines", str(replicas), str(CHUNK), str(CHUNK * TOKEN_S))
+        command = module("stub_process", replicas, CHUNK, CHUNK * TOKEN_S)
         engines = stack.enter_context(child_process(command, pinned={first}))
-        engine_ports = read_ports(engines)
+        *engine_ports, _ = read_ports(engines)
         gateways = []
         for shard in range(shards):
-            command = _python("gateway.gateway_process", str(folder / "model"), str(folder / f"journal-{shard}.sqlite"))
-            pinned = {cores[shard % len(cores)]}
-            gateways.append(stack.enter_context(child_process([*command, *map(str, engine_ports)], pinned=pinned)))
+            command = module("gateway_process", folder / "model", folder / f"journal-{shard}.sqlite", *engine_ports)
+            gateways.append(stack.enter_context(child_process(command, pinned={cores[shard % len(cores)]})))
         ports = tuple(read_ports(gateway)[0] for gateway in gateways)
         for limit, gateway in zip(limits, gateways, strict=True):  # not before: a start would take a minute longer
             limit(gateway.pid)
@@ -141,10 +138,6 @@ def split_cores() -> tuple[int, list[int]]:
     """The core of agents and engines, and those of the shards; the same one on a machine with one core."""
     first, *others = sorted(os.sched_getaffinity(0))
     return first, others or [first]
-
-
-def _python(module: str, *arguments: str) -> list[str]:
-    return [sys.executable, "-m", f"seamless_verl.tools.bench.{module}", *arguments]
 
 
 def measure(

@@ -15,7 +15,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import psutil
@@ -92,24 +91,24 @@ def limited_to(share: float | None) -> Iterator[Callable[[int], None]]:
     mount = _usable_mount(share)
     with _refused(share, mount.folder):
         group = Path(tempfile.mkdtemp(prefix="scale-bench-", dir=mount.folder))
+
+    def write(file: str, text: str) -> None:
+        with _refused(share, group / file):
+            (group / file).write_text(text)
+
+    def limit(pid: int) -> None:
+        with suppress(psutil.NoSuchProcess, ProcessLookupError):  # it has ended
+            write("cgroup.procs", str(pid))
+            for child in psutil.Process(pid).children(recursive=True):  # later ones are in its group from the first
+                with suppress(ProcessLookupError):
+                    write("cgroup.procs", str(child.pid))
+
     try:
         for file, text in mount.settings(share).items():
-            _write(share, group / file, text)
-        yield partial(_limit, share, group)
+            write(file, text)
+        yield limit
     finally:
         _remove(group)
-
-
-def _limit(share: float, group: Path, pid: int) -> None:
-    _enter(share, group, pid)
-    with suppress(psutil.NoSuchProcess):
-        for child in psutil.Process(pid).children(recursive=True):  # later ones are in its group from the first
-            _enter(share, group, child.pid)
-
-
-def _enter(share: float, group: Path, pid: int) -> None:
-    with suppress(ProcessLookupError):  # it has ended
-        _write(share, group / "cgroup.procs", str(pid))
 
 
 def _usable_mount(share: float) -> CgroupMount:
@@ -120,11 +119,6 @@ def _usable_mount(share: float) -> CgroupMount:
     if mount.version == 2 and "cpu" not in enabled.read_text().split():
         raise ConfigError(KEY, share, f"cgroups have no CPU controller here ({enabled})", ENABLE_THEM)
     return mount
-
-
-def _write(share: float, file: Path, text: str) -> None:
-    with _refused(share, file):
-        file.write_text(text)
 
 
 @contextmanager

@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from random import Random
 from time import perf_counter
-from typing import Any
 
 from seamless_verl.tools.bench.gateway.arms import ADMIN_KEY, CHAT
 from seamless_verl.tools.bench.gateway.load import MODEL, QUESTION, BenchConnection, Pacing, http_request
@@ -88,13 +87,13 @@ class Agent:
             connection.close()
 
     async def _session(self, connection: BenchConnection, draw: Random, turns: int) -> None:
-        opened = await self._admin(connection, "/admin/sessions", {"uid": f"agent-{self.number}"})
+        opened = await connection.ask("/admin/sessions", {"uid": f"agent-{self.number}"}, ADMIN_KEY)
         messages: list[dict[str, str]] = [{"role": "user", "content": QUESTION}]
         for turn in range(turns):
             if turn:
                 await asyncio.sleep(draw.expovariate(1 / self.work.tool_s))  # the tool
             messages = await self._turn(connection, f"/s/{opened['key']}{CHAT}", messages)
-        await self._admin(connection, f"/admin/sessions/{opened['session_id']}/close", {})
+        await connection.ask(f"/admin/sessions/{opened['session_id']}/close", {}, ADMIN_KEY)
         self.served.session_ended()
 
     async def _turn(
@@ -107,11 +106,6 @@ class Agent:
         self.served.call_ended(timing.whole - pacing.engine_s(pacing.tokens))
         reply = json.loads(connection.body)["choices"][0]["message"]["content"]
         return [*messages, {"role": "assistant", "content": reply}, {"role": "user", "content": "It says: nothing."}]
-
-    async def _admin(self, connection: BenchConnection, path: str, body: dict[str, Any]) -> dict[str, Any]:
-        await connection.send(http_request(path, json.dumps(body).encode(), ADMIN_KEY))
-        reply: dict[str, Any] = json.loads(connection.body)
-        return reply
 
 
 async def run_agents(
