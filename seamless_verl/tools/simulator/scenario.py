@@ -25,45 +25,28 @@ TRAIN, ROLLOUT = frozenset({Tag.TRAIN}), frozenset({Tag.ROLLOUT})
 
 @dataclass(frozen=True)
 class Scheduler:
-    """How generation and training take turns.
-
-    - A step has so many local `updates` (verl's `parameter_sync_step`), a mini-batch of the step's prompts each, which
-      is taken as soon as its groups are ready. While training waits, finished groups are noticed every `poll_s`
-      seconds, 0 at once, and the policy is asked at most every `look_s` seconds.
-    - `ahead` batches are submitted beyond the current one, at most `max_staleness`: before each update with `refill`,
-      else when a step begins; with `finds_ahead` as many as a run finds with `seamless.ahead=null`. `enforce_bound`:
-      the staleness bound also holds training back for old groups, and not only limits how many are outstanding; `drop`
-      drops those groups instead of waiting for them.
-    - `oldest_first` gives seats to the groups submitted first, else to the calls that arrived first. `carry` overrides
-      the policy on whether the calls of a reclaimed device move to others; a cut call is submitted again after
-      `carry_s`. `early_pause` reclaims before the host's work on a mini-batch, as verl does, else only for the
-      computation. `prefetch` lets the host work on the next mini-batch while devices compute.
-    - `cut_at_sync` cuts all calls at a weight update. `keep_cache` keeps what engines have computed over it, and with
-      `rolling` they generate while it is made.
-    - `tail_batching` is the share of extra prompts that a step begins, None for none; then no prompt is submitted for
-      a later step.
-    """
+    """How generation and training take turns; a step has so many local `updates`, a mini-batch of its prompts each."""
 
     policy: str = "marginal"
     max_staleness: int = 1
-    updates: int = 4
-    ahead: float | None = None
-    finds_ahead: bool = False
-    enforce_bound: bool = True
-    drop: bool = False
-    oldest_first: bool = True
-    carry: bool | None = None
-    carry_s: float = 0.02
-    cut_at_sync: bool = False
-    prefetch: bool = False
-    early_pause: bool = False
-    refill: bool = True
-    keep_cache: bool = False
-    rolling: bool = True
-    poll_s: float = 0.0
-    look_s: float = 0.0
-    share: float = 1.0
-    tail_batching: float | None = None
+    updates: int = 4  # verl's parameter_sync_step; a mini-batch is taken as soon as its groups are ready
+    ahead: float | None = None  # batches submitted beyond the current one; None: max_staleness
+    finds_ahead: bool = False  # as many as a run finds with seamless.ahead=null
+    enforce_bound: bool = True  # hold training back for old groups too, not only limit how many are outstanding
+    drop: bool = False  # drop old groups instead of waiting for them
+    oldest_first: bool = True  # seats are for the groups submitted first, else for the calls that arrived first
+    carry: bool | None = None  # overrides the policy on whether calls of a reclaimed device move to others
+    carry_s: float = 0.02  # until a cut call is submitted again
+    cut_at_sync: bool = False  # cut all calls at a weight update
+    prefetch: bool = False  # the host works on the next mini-batch while devices compute
+    early_pause: bool = False  # reclaim before the host's work on a mini-batch, as verl does, not for computation only
+    refill: bool = True  # submit before each update, not only when a step begins
+    keep_cache: bool = False  # keep over a weight update what engines have computed
+    rolling: bool = True  # engines generate while a weight update is made
+    poll_s: float = 0.0  # how often finished groups are noticed while training waits; 0: at once
+    look_s: float = 0.0  # between two questions to the policy meanwhile, at least
+    share: float = 1.0  # of the devices that step_boundary lends
+    tail_batching: float | None = None  # extra prompts that a step begins; then none is submitted for a later step
 
     def __post_init__(self) -> None:
         if self.tail_batching is not None and self.max_staleness:
@@ -155,48 +138,38 @@ class Deaths:
 
 @dataclass(frozen=True)
 class Scenario:
-    """`devices` are sets of tags; `seats` calls run at once in an engine; the first `warmup` steps are not measured.
+    """One run. A device may stand for several that work as one: a replica of them, and as many ranks of the trainer.
 
-    A device may stand for several that work as one: a replica of them, and as many ranks of the trainer. The machine's
-    times are then of such a unit.
-    `sampler` is one of algorithms/samplers/ with `sampler_options`, None gives each prompt the workload's samples.
+    The machine's times are then of such a unit.
     """
 
     workload: SimulatedWorkload
-    devices: tuple[frozenset[str], ...] = (BOTH, ROLLOUT)
+    devices: tuple[frozenset[str], ...] = (BOTH, ROLLOUT)  # the tags of each
     scheduler: Scheduler = field(default_factory=Scheduler)
     machine: MachineProfile = field(default_factory=MachineProfile)
-    seats: int = 32
+    seats: int = 32  # calls that run at once in an engine
     steps: int = 40
-    warmup: int = 3
+    warmup: int = 3  # first steps that are not measured
     seed: int = 1
     deaths: Deaths = field(default_factory=Deaths)
-    sampler: str | None = None
+    sampler: str | None = None  # one of algorithms/samplers; None gives each prompt the workload's samples
     sampler_options: Mapping[str, object] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for tag in (Tag.TRAIN, Tag.ROLLOUT):
             if not any(tag in tags for tags in self.devices):
-                raise ConfigError(
-                    "devices", _format_devices(self.devices), f"no device is tagged {tag}", f"Tag one {tag}"
-                )
+                text = " ".join("+".join(sorted(tags)) for tags in self.devices)
+                raise ConfigError("devices", text, f"no device is tagged {tag}", f"Tag one {tag}")
         self.deaths.check(self.devices)
-        if self.workload.prompts % self.scheduler.updates:
-            raise ConfigError(
-                "updates",
-                self.scheduler.updates,
-                f"{self.workload.prompts} prompts do not divide into as many local updates",
-                "Give a divisor of the prompts",
-            )
+        prompts, updates = self.workload.prompts, self.scheduler.updates
+        if prompts % updates:
+            reason = f"{prompts} prompts do not divide into as many local updates"
+            raise ConfigError("updates", updates, reason, "Give a divisor of the prompts")
         if self.sampler is not None and not self.workload.pass_rates:
             way_out = "Give the prompts pass rates from 0 to 1"
             raise ConfigError("sampler", self.sampler, "the workload has no pass rates to go by", way_out)
         if self.sampler is not None and self.scheduler.tail_batching is not None:
-            way_out = "Leave one of them out"
-            raise ConfigError("sampler", self.sampler, "tail batching drops prompts that it may reopen", way_out)
+            reason = "tail batching drops prompts that it may reopen"
+            raise ConfigError("sampler", self.sampler, reason, "Leave one of them out")
         if not 0 <= self.warmup < self.steps:
             raise ConfigError("steps", self.steps, f"{self.warmup} of them are warm-up", "Give more steps")
-
-
-def _format_devices(devices: tuple[frozenset[str], ...]) -> str:
-    return " ".join("+".join(sorted(tags)) for tags in devices)

@@ -18,34 +18,23 @@ from seamless_verl.tools.simulator.trainer import Measurements, SimulatedTrainer
 
 @dataclass(frozen=True)
 class Result:
-    """Figures of the measured steps.
+    """Figures of the measured steps; rates are over all devices."""
 
-    `tokens_per_s` counts prompts and replies, as verl's throughput does, over all devices, `generated_per_s` what
-    engines generated of them. `bound_step_s` is the
-    step if every device computed or generated all the time, engines with every seat taken: a bound on what
-    scheduling can reach. `shares` are of each device's time, by kind. `max_staleness` is in steps from
-    submission to training, `max_token_age` in weight versions from a sample's first token to its training,
-    `mean_token_age` the same per token. `held_share` is the share of time in which training waited only for an old
-    group, `dropped_share` the share of all generated tokens that was dropped, `away_share` that of all device time in
-    which a device that did not train had no replica. With a sampler `samples` has the mean size of a trained group, by
-    its prompt's pass rate.
-    """
-
-    tokens_per_s: float
+    tokens_per_s: float  # prompts and replies, as verl's throughput counts
     generated_per_s: float
     step_s: float
     longest_step_s: float
-    bound_step_s: float
+    bound_step_s: float  # if no device ever waited, engines with every seat taken: a bound on what scheduling reaches
     idle_share: float
-    held_share: float
-    dropped_share: float
-    away_share: float
-    max_staleness: int
-    max_token_age: int
+    held_share: float  # of time in which training waited only for an old group
+    dropped_share: float  # of all generated tokens
+    away_share: float  # of all device time in which a device that did not train had no replica
+    max_staleness: int  # in steps, from submission to training
+    max_token_age: int  # in weight versions, from a sample's first token to its training
     mean_token_age: float
     lendings_per_step: float
-    shares: dict[str, dict[str, float]]
-    samples: dict[str, float] = field(default_factory=dict)
+    shares: dict[str, dict[str, float]]  # of each device's time, by kind
+    samples: dict[str, float] = field(default_factory=dict)  # with a sampler: mean size of a group, by pass rate
 
     @property
     def of_bound(self) -> float:

@@ -26,27 +26,20 @@ Turns: TypeAlias = tuple[SimulatedTurn, ...]
 
 @dataclass(frozen=True, slots=True)
 class SimulatedWorkload:
-    """Lengths are lognormal by turn: `median` and `cap` in tokens, `sigma` of the logarithm.
-
-    A batch is `prompts` groups of `samples`. Between turns a tool takes lognormal seconds with mean
-    `tool_mean_s` and `tool_sigma`, and its result has `tool_tokens`. Those and the `prompt_tokens` of each sample are
-    trained and counted, but not generated. `bench` names a workload of the training bench: then a length is drawn by
-    its place as there, whatever the seed, so that a simulated run generates what the measured one did. `pass_rates` are
-    the prompts of the data, of which a sampler needs at least one.
-    """
+    """A batch is `prompts` groups of `samples`. A turn's tokens and a tool's seconds after it are lognormal."""
 
     prompts: int = 16
     samples: int = 4
-    median: float = 60.0
-    sigma: float = 0.3
-    cap: int = 1792
+    median: float = 60.0  # tokens of a turn
+    sigma: float = 0.3  # of the logarithm
+    cap: int = 1792  # tokens of a turn, at most
     turns: int = 1
     tool_mean_s: float = 0.0
     tool_sigma: float = 1.0
-    tool_tokens: int = 0
+    tool_tokens: int = 0  # of a result: trained and counted, but not generated, as are those of prompts
     prompt_tokens: int = 13
-    bench: str = ""
-    pass_rates: tuple[float, ...] = ()
+    bench: str = ""  # of the training bench: lengths are drawn by their place as there, whatever the seed
+    pass_rates: tuple[float, ...] = ()  # the prompts of the data, of which a sampler needs at least one
 
     def group(self, seed: int, number: int, *, first: int = 0, last: int | None = None) -> list[Turns]:
         """The samples from `first` to before `last` of group `number`, the same under every scheduler and sampler."""

@@ -14,7 +14,7 @@ from support.job_ends import WITHOUT_REPLY, leftovers, stopped
 from seamless_verl.resources.lending import lending_policy
 from seamless_verl.resources.lending.marginal import Marginal
 from seamless_verl.runtime.step_metrics import StepMetrics
-from seamless_verl.tools.simulator.recording import read_recording
+from seamless_verl.tools.simulator.calibration import read_recording
 
 pytestmark = [pytest.mark.integration, pytest.mark.long]
 TAGGED: dict[str, Any] = {

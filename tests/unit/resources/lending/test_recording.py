@@ -9,7 +9,7 @@ from support.lending import observe_group_interval, view
 from seamless_verl.resources.lending import lending_policy
 from seamless_verl.resources.lending.marginal import Marginal
 from seamless_verl.resources.lending.recording import RecordedPolicy
-from seamless_verl.tools.simulator.recording import read_recording
+from seamless_verl.tools.simulator.calibration import read_recording
 
 
 def test_a_recording_is_what_was_seen_and_decided(tmp_path: Path) -> None:
