@@ -36,7 +36,7 @@ setup(
             *("tools/view/assets/*", "tools/view/assets/vendor/*/*", "tools/compare/templates/*"),
         ]
     },
-    install_requires=["verl>=0.9.1", "msgspec>=0.18", "httpx>=0.27"],
+    install_requires=["verl>=0.9.1", "msgspec>=0.18", "pydantic>=2", "httpx>=0.27"],
     extras_require={"cpu": CPU, "compare": ["plotly", "pyarrow", "jinja2"], "dev": DEV},
     entry_points={
         "console_scripts": ["seamless-verl = seamless_verl.cli.main:main"],

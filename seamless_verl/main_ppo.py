@@ -20,9 +20,9 @@ from omegaconf import DictConfig, OmegaConf
 from seamless_verl.config import SeamlessConfig, preflight, register_search_path
 from seamless_verl.config.adopting import adopt, adopt_handover
 from seamless_verl.config.checks.modes import MODE_KEY, VERL_MODES
-from seamless_verl.config.checks.settings import resolved_tree
 from seamless_verl.config.composing import composing, remove_run_folder
 from seamless_verl.config.mistakes import Inspect, beside, find_mistakes, only_composes, with_own_keys, without_settings
+from seamless_verl.config.settings import resolved_tree
 from seamless_verl.config.verl_keys import ENGINE, chosen_engine
 from seamless_verl.errors import ConfigError, exits_on_config_error, refuse
 from seamless_verl.platform.detect import can_only_be_cpu, on_cpu, set_cpu_environment, usual_platform
@@ -279,7 +279,7 @@ def no_accelerator(config: DictConfig) -> ConfigError:
 
 
 def run(config: DictConfig) -> None:
-    """Check the config, then train; with `seamless.plot`, plot the validation curve at the end."""
+    """Check the config, then train, and plot the validation curve at the end."""
     seamless = check(config)
     if uses_cpu(config):
         if can_only_be_cpu():
@@ -297,14 +297,14 @@ def run(config: DictConfig) -> None:
                 train(config)
         finally:
             stop_ray()
-    if seamless.plot and config.trainer.v1.trainer_mode not in VERL_MODES:  # whose trainers keep no curve
+    if seamless.console == "line" and config.trainer.v1.trainer_mode not in VERL_MODES:  # whose trainers keep no curve
         plot_validation_curve(config)
 
 
 def shown(config: DictConfig, seamless: SeamlessConfig) -> AbstractContextManager[None]:
     """In the block, the run's view is served, if it is enabled."""
-    view = seamless.view
-    return viewing(Path(config.trainer.default_local_dir), view.host, view.port) if view.enabled else nullcontext()
+    address = seamless.view_address
+    return viewing(Path(config.trainer.default_local_dir), *address) if address else nullcontext()
 
 
 def train(config: DictConfig) -> None:
@@ -347,7 +347,9 @@ def stop_ray() -> None:
 def plot_validation_curve(config: DictConfig) -> None:
     from seamless_verl.trainer.validation_curve import ValidationCurve, text_plot
 
-    sys.stdout.write(text_plot(ValidationCurve.beside(config.trainer.default_local_dir).points()) + "\n")
+    points = ValidationCurve.beside(config.trainer.default_local_dir).points()
+    if len(points) > 1:
+        sys.stdout.write(text_plot(points) + "\n")
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ ALONE=seamless.sampler.name=null
 ARMS=(
   "grpo:$ALONE"
   dars:seamless.sampler.name=dars:trainer.total_training_steps=12:trainer.test_freq=4
-  dars_hardness:seamless.sampler.name=dars:seamless.sampler.schedule=hardness:trainer.total_training_steps=8:trainer.test_freq=2
+  dars_hardness:seamless.sampler.name=dars_hardness:trainer.total_training_steps=8:trainer.test_freq=2
   gdro:seamless.sampler.name=gdro
   xrpo:seamless.sampler.name=xrpo
   "mc_grpo:$ALONE:algorithm.adv_estimator=mc_grpo:actor_rollout_ref.rollout.n=9"

@@ -37,7 +37,7 @@ from seamless_verl.data_plane.group_notifier import GroupEnd
 from seamless_verl.trajectory.account import DropReason
 
 logger = logging.getLogger(__name__)
-SETTING = "seamless.loop_worker_restarts"
+SETTING = "seamless.restarts"
 TRAIN, VALIDATION = "train", "val"  # verl's partitions
 UNENDED = ("pending", "running")  # verl's marks of a prompt whose group has not ended
 FINISHED, FAILED = "finished", "failure"  # verl's marks of a group

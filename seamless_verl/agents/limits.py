@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
 
 from seamless_verl.runtime import fields
-from seamless_verl.runtime.fields import Doc, NotNegative, NotNegativeNumber, Positive, PositiveNumber
+from seamless_verl.runtime.fields import NotNegative, NotNegativeNumber, Positive, PositiveNumber, SettingsNode
 
 RESOURCES = {
     "cpu_s": "RLIMIT_CPU",
@@ -18,7 +17,7 @@ RESOURCES = {
 
 
 @dataclass(frozen=True)
-class CommandLimits:
+class CommandLimits(SettingsNode):
     """Limits of one command; None is no limit of ours. Where this process has lower ones, those stay.
 
     `wall_s` is seconds until the command is ended. From `cpu_s` to `open_files` they hold for each of its processes
@@ -26,32 +25,22 @@ class CommandLimits:
     """
 
     wall_s: PositiveNumber | None = 3600.0
-    grace_s: Annotated[
-        NotNegativeNumber,
-        Doc("seconds from the request that the command's processes end until they are killed"),
-    ] = 5.0
-    output_bytes: Annotated[NotNegative, Doc("bytes of stdout and stderr together, until it is ended")] = 64 << 20
-    tail_bytes: Annotated[NotNegative, Doc("the last bytes of them, which are kept for the outcome")] = 16 << 10
-    cpu_s: Annotated[
-        Positive | None,
-        Doc("CPU seconds of each process by itself: SIGXCPU, a second later SIGKILL"),
-    ] = None
-    address_space_bytes: Annotated[
-        Positive | None,
-        Doc(
-            "virtual memory of each process by itself; runtimes that reserve much and use little (Go, Java, Node) "
-            "need far more than they use",
-        ),
-    ] = None
-    file_bytes: Annotated[Positive | None, Doc("size of a file that a process writes")] = None
-    open_files: Annotated[Positive | None, Doc("file descriptors of each process by itself")] = None
-    processes: Annotated[
-        Positive | None,
-        Doc(
-            "processes and threads that its USER may have, all other programs of that user included (RLIMIT_NPROC); "
-            "it stops fork bombs only where agents have a user of their own, and does not bind root",
-        ),
-    ] = None
+    grace_s: NotNegativeNumber = 5.0
+    """Seconds from the request that the command's processes end until they are killed."""
+    output_bytes: NotNegative = 64 << 20
+    """Bytes of stdout and stderr together, until it is ended."""
+    tail_bytes: NotNegative = 16 << 10
+    """The last bytes of them, which are kept for the outcome."""
+    cpu_s: Positive | None = None
+    """CPU seconds of each process by itself: SIGXCPU, a second later SIGKILL."""
+    address_space_bytes: Positive | None = None
+    """Virtual memory of each process by itself; runtimes such as Go, Java, Node reserve much more than they use."""
+    file_bytes: Positive | None = None
+    """Size of a file that a process writes."""
+    open_files: Positive | None = None
+    """File descriptors of each process by itself."""
+    processes: Positive | None = None
+    """Processes and threads of its USER, all programs of that user included (RLIMIT_NPROC); does not bind root."""
 
     def __post_init__(self) -> None:
         fields.check(self, key="limits")

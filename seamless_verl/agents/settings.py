@@ -10,13 +10,13 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 
-from msgspec import Meta
+from annotated_types import Ge, Le, MinLen
 
 from seamless_verl.agents.command import AgentCommand
 from seamless_verl.agents.limits import CommandLimits
 from seamless_verl.errors import ConfigError, refuse
 from seamless_verl.runtime import fields
-from seamless_verl.runtime.fields import Doc, Positive, PositiveNumber, Seed, Text
+from seamless_verl.runtime.fields import Positive, PositiveNumber, Seed, SettingsNode, Share, Text, way_out
 
 TRAINERS = {
     **{name: f"Set actor_rollout_ref.rollout.{name} instead" for name in ("temperature", "top_p", "top_k")},
@@ -24,62 +24,47 @@ TRAINERS = {
 }
 """Sampling parameters that are the trainer's own, whatever an agent asks for, and how each is set."""
 SLACK_S = 30.0  # a session outlives its agent's time limit by this, so that the agent's limit is what ends it
-DEFAULT = "of calls in which the agent gives none"
-Penalty: TypeAlias = Annotated[float, Meta(ge=-2, le=2)]
-OnTimeout: TypeAlias = Literal["score", "drop"]
-Share: TypeAlias = Annotated[float, Meta(ge=0, le=1)]
+Penalty: TypeAlias = Annotated[float, Ge(-2), Le(2)]
 
 
 @dataclass(frozen=True)
-class SessionQuota:
+class SessionQuota(SettingsNode):
     """Bounds of one session; None is no bound."""
 
-    max_turns: Annotated[Positive | None, Doc("API calls of one session")] = None
-    max_tokens: Annotated[Positive | None, Doc("tokens generated in all calls of one session")] = None
-    max_concurrent: Annotated[Positive | None, Doc("calls of one session at a time")] = None
+    max_turns: Positive | None = None
+    """API calls of one session."""
+    max_tokens: Positive | None = None
+    """Tokens generated in all calls of one session."""
+    max_concurrent: Positive | None = None
+    """Calls of one session at a time."""
 
 
 @dataclass(frozen=True)
-class SamplingDefaults:
+class SamplingDefaults(SettingsNode):
     """Sampling parameters of calls in which the agent gives none; None leaves the engine's default."""
 
-    min_p: Annotated[Share | None, Doc(DEFAULT)] = None
-    presence_penalty: Annotated[Penalty | None, Doc(DEFAULT)] = None
-    frequency_penalty: Annotated[Penalty | None, Doc(DEFAULT)] = None
-    seed: Annotated[
-        Seed | None,
-        Doc(
-            f"{DEFAULT}; the trainer's own `temperature`, `top_p`, `top_k` and `repetition_penalty` hold in every "
-            "call and cannot be set here",
-        ),
-    ] = None
+    min_p: Share | None = None
+    """Of calls in which the agent gives none."""
+    presence_penalty: Penalty | None = None
+    """Of calls in which the agent gives none."""
+    frequency_penalty: Penalty | None = None
+    """Of calls in which the agent gives none."""
+    seed: Seed | None = None
+    """Of calls in which the agent gives none; the trainer's own `temperature`, `top_p`, `top_k` hold in every call."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class LoopSettings:
+class LoopSettings(SettingsNode):
     """The settings that every entry may have."""
 
     name: Text = ""
-    time_limit_s: Annotated[
-        PositiveNumber,
-        Doc(
-            "seconds of its own time until an agent is ended, without those in which its calls waited for a replica or "
-            f"were paused; its session closes {SLACK_S:g} seconds later at the latest",
-            way_out="Set {key}=600, or leave it out",
-        ),
-    ] = 600.0
-    failure_reward: Annotated[
-        float | None,
-        Doc("reward of a session whose agent failed; `null`: it is dropped, and its group is trained without it"),
-    ] = 0.0
-    on_timeout: Annotated[
-        OnTimeout,
-        Doc(
-            "what becomes of a session whose agent ran out of time: `score` trains it, with the reward that was "
-            "posted, else `failure_reward`, or where that is `null` what verl's reward manager says; `drop` trains "
-            "nothing of it, and its group is trained without it"
-        ),
-    ] = "score"
+    time_limit_s: Annotated[PositiveNumber, way_out("Set {key}=600, or leave it out")] = 600.0
+    """Seconds of its own time until an agent is ended; waits for replicas do not count. Its session ends 30 s later."""
+    failure_reward: float | None = 0.0
+    """Reward of a session whose agent failed; `null`: it is dropped, and its group is trained without it."""
+    on_timeout: Literal["score", "drop"] = "score"
+    """An agent out of time: `score` trains what it did, with the posted reward or `failure_reward`; `drop` leaves it
+    out."""
     session: SessionQuota = field(default_factory=SessionQuota)
     sampling: SamplingDefaults = field(default_factory=SamplingDefaults)
 
@@ -111,14 +96,8 @@ class LoopSettings:
 class CallableSettings(LoopSettings):
     """An entry of a CallableAgentLoop."""
 
-    agent: Annotated[
-        Text,
-        Doc(
-            "the function `agent(task, endpoint)` of a CallableAgentLoop, as `package.module:name` or "
-            "`path/to/file.py:name`",
-            way_out="Write package.module:name or path/to/file.py:name",
-        ),
-    ]
+    agent: Annotated[Text, way_out("Write package.module:name or path/to/file.py:name")]
+    """The function `agent(task, endpoint)`, as `package.module:name` or `path/to/file.py:name`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,29 +105,16 @@ class CommandSettings(LoopSettings):
     """An entry of a CommandAgentLoop. The limits' `wall_s` is `time_limit_s`."""
 
     command: Annotated[
-        Text | Annotated[tuple[str | int | float, ...], Meta(min_length=1)],
-        Doc(
-            "the command line of a CommandAgentLoop: a list of words, or a text for `/bin/sh`; `{field}` stands for a "
-            "value of the task, `{question}` for the last user text, `{prompt_file}` for a file with it, `{session}` "
-            "for the session's id",
-            way_out="Write it as [python, agent.py]",
-        ),
+        Text | Annotated[tuple[str | int | float, ...], MinLen(1)], way_out("Write it as [python, agent.py]")
     ]
-    folder: Annotated[
-        Text | None,
-        Doc(
-            "copied to be the command's working folder, `{field}` as in `command`: `repos/{extra_info.repo}`; `null` "
-            "starts in an empty one",
-        ),
-    ] = None
-    env: Annotated[dict[str, str] | None, Doc("further variables of the command's environment")] = None
-    keep_failed: Annotated[
-        Text | None,
-        Doc(
-            "a folder of the agent loop worker's machine to which a session's working folder is moved when its command "
-            "failed, ran out of time or wrote too much; nothing is deleted there. `null` keeps none"
-        ),
-    ] = None
+    """Words, or a text for `/bin/sh`; `{field}` is the task's, `{question}` its last user text, also `{prompt_file}`,
+    `{session}`."""
+    folder: Text | None = None
+    """Copied to be the working folder, `{field}` as in `command`: `repos/{extra_info.repo}`; `null`: an empty one."""
+    env: dict[str, str] | None = None
+    """Further variables of the command's environment."""
+    keep_failed: Text | None = None
+    """Where the working folders of commands that failed are moved, and never deleted; `null` keeps none."""
     limits: CommandLimits = field(default_factory=CommandLimits)
 
     @property
@@ -167,22 +133,14 @@ class CommandSettings(LoopSettings):
 class RunnerSettings(LoopSettings):
     """An entry of a RunnerAgentLoop."""
 
-    agent: Annotated[
-        Text,
-        Doc("the name under which runners offer the agent: `seamless-verl runner --agent NAME=module:run`"),
-    ] = "default"
-    lease_s: Annotated[
-        PositiveNumber,
-        Doc("seconds without a sign of life of its runner until a task is given to another one"),
-    ] = 30.0
-    claim_s: Annotated[
-        PositiveNumber | None,
-        Doc("seconds that a task waits for a runner until it fails; `null`: it waits for ever"),
-    ] = None
-    max_attempts: Annotated[
-        Positive,
-        Doc("runners that may be lost with a task, or refuse it, until it fails and its group is trained without it"),
-    ] = 8
+    agent: Text = "default"
+    """The name under which runners offer the agent: `seamless-verl runner --agent NAME=module:run`."""
+    lease_s: PositiveNumber = 30.0
+    """Seconds without a sign of life of its runner until a task is given to another one."""
+    claim_s: PositiveNumber | None = None
+    """Seconds that a task waits for a runner until it fails; `null`: it waits for ever."""
+    max_attempts: Positive = 8
+    """Runners that may be lost with a task, or refuse it, until it fails; its group is trained without it."""
 
 
 S = TypeVar("S", bound=LoopSettings)

@@ -42,7 +42,7 @@ class Turns:
     sessions: Sequence[Sequence[int]]
     outcome_rows: Sequence[int]
     depth: int
-    discount: float
+    discount: float = 0.95
 
     def of_session(self, session: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """The turns with tokens in the session's rows, in order: their places, observations int64 and rewards float64.

@@ -16,7 +16,7 @@ with the versions v of the three. Two things are defined differently here, by wh
   Before the first optimizer step the fraction is 0 / 0, and both ends of it name the same policy; 0 is the limit of
   the later steps, and the loss stays plain PPO's.
 
-w is detached and at most `seamless.correction.truncate`, as verl's `rollout_is=token` cuts it.
+w is detached and at most `TRUNCATE`, as verl's `rollout_is=token` cuts it.
 """
 
 from __future__ import annotations
@@ -28,6 +28,9 @@ from verl.trainer.ppo.core_algos import register_policy_loss
 
 from seamless_verl.algorithms.clipped import aggregate, clipped_losses, log_ratio, mean_over
 from seamless_verl.algorithms.loss_call import CONTEXT, LossCall, this_call
+
+TRUNCATE = 2.0
+"""The largest importance weight of a token, proximal to behavior policy."""
 
 
 def interpolation(call: LossCall) -> torch.Tensor:
@@ -57,7 +60,7 @@ def interpolated_loss(
     moved = log_ratio(log_prob, old_log_prob)
     proximal = (old_log_prob + share * moved).detach()
     ratio = torch.exp(log_ratio(log_prob, proximal))
-    weight = torch.exp(share * moved).detach().clamp(max=call.truncate)
+    weight = torch.exp(share * moved).detach().clamp(max=TRUNCATE)
     losses, clipped = clipped_losses(ratio, advantages, config)
     losses = losses * weight
     if rollout_is_weights is not None:

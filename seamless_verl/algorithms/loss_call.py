@@ -35,8 +35,6 @@ class LossCall:
     versions: torch.Tensor
     proximal: float
     current: float
-    truncate: float
-    m2_threshold: float
 
     def staleness(self) -> torch.Tensor:
         """How many versions each token is behind the proximal policy: float32 [rows, response], 0 or more."""

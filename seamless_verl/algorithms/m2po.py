@@ -9,7 +9,7 @@ M2PO, "Prosperity before Collapse: How Far Can Off-Policy RL Reach with Stale Da
 The loss is -r A of what remains, over all tokens. Tokens outside of T are never masked, as PPO's clip never stops
 them: which ones T has is written in the authors' code (github.com/Infini-AI-Lab/M2PO, verl/trainer/ppo/core_algos.py),
 which also keeps dual-clip PPO's bound for negative advantages, here verl's `clip_ratio_c`. AReaL's variant
-(`m2_threshold`) takes all tokens for T.
+(`M2_THRESHOLD`) takes all tokens for T.
 
 Of tokens with the same (log r)^2 either none is masked or all are, so that the order of tokens does not matter. The
 mean is over the tokens of one call: a micro-batch of a rank.
@@ -23,7 +23,6 @@ import torch
 from verl.trainer.ppo.core_algos import register_policy_loss
 
 from seamless_verl.algorithms.clipped import aggregate, dual_clipped, log_ratio, mean_over
-from seamless_verl.algorithms.loss_call import this_call
 
 
 def kept(log_ratios: torch.Tensor, advantages: torch.Tensor, mask: torch.Tensor, threshold: float) -> torch.Tensor:
@@ -42,6 +41,10 @@ def kept(log_ratios: torch.Tensor, advantages: torch.Tensor, mask: torch.Tensor,
     return trained & ~(bounded & (squares >= ascending[remaining]))
 
 
+M2_THRESHOLD = 0.04
+"""The largest mean of the squared log ratios of the tokens that the trust region bounds."""
+
+
 @register_policy_loss("m2po")
 def m2po_loss(
     old_log_prob: torch.Tensor,
@@ -54,7 +57,7 @@ def m2po_loss(
 ) -> tuple[torch.Tensor, dict[str, float]]:
     """The loss and its metrics; tensors are [rows, response]. What is masked still counts in the mean's divisor."""
     moved = log_ratio(log_prob, old_log_prob)
-    keep = kept(moved.detach(), advantages, response_mask, this_call().m2_threshold)
+    keep = kept(moved.detach(), advantages, response_mask, M2_THRESHOLD)
     losses = dual_clipped(-advantages * torch.exp(moved), advantages, config)
     losses = torch.where(keep, losses, torch.zeros_like(losses))
     if rollout_is_weights is not None:

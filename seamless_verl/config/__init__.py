@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from seamless_verl.config.checks import RefusedConfigError, preflight
 from seamless_verl.config.composing import register_search_path
-from seamless_verl.config.gateway_settings import GatewayConfig
-from seamless_verl.config.schema import CpuConfig, SeamlessConfig, usable_cores
+from seamless_verl.config.schema import CpuConfig, GatewayConfig, SeamlessConfig, usable_cores
 from seamless_verl.resources.tags import Layout
 
 __all__ = [

@@ -11,13 +11,13 @@ from collections.abc import Sequence
 from omegaconf import DictConfig, OmegaConf
 
 from seamless_verl.config import engine_kwargs
-from seamless_verl.config.checks.roles import by_tags
 from seamless_verl.config.checks.serve_options import engines_parser, value_of
-from seamless_verl.config.checks.settings import Settings
 from seamless_verl.config.correcting import adopt_correction
 from seamless_verl.config.joining import adopt_cluster
 from seamless_verl.config.planning import HANDOVER, choose_handover, replica_sizes, roles_of
+from seamless_verl.config.roles import by_tags
 from seamless_verl.config.schema import Handover
+from seamless_verl.config.settings import Settings
 from seamless_verl.resources.placement import NODES, PER_NODE, REWARD_NODE, ROLLOUT_NODE, TEACHER_NODE, verl_fields
 
 # Of verl 0.9.1 (trainer/config), except those that interpolate another key; a unit test compares them.

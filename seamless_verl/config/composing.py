@@ -27,7 +27,6 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 from yaml import YAMLError
 
-from seamless_verl.config.renames import SETTINGS
 from seamless_verl.config.words import GROUPS, misread_of
 from seamless_verl.errors import ConfigError
 from seamless_verl.runtime.fields import nearest
@@ -126,8 +125,6 @@ def config_error(error: Exception, arguments: Sequence[str]) -> ConfigError:
         way_out = "Correct the config, or the override that the message is about"
         return ConfigError("config", None, f"hydra cannot compose it: {_both(text, cause)}", way_out)
     key, value = _split(override)
-    if key in SETTINGS:
-        return ConfigError(key, value, "was renamed", f"Write {SETTINGS[key]}")
     if override.startswith("~") and "does not exist" in text:
         return ConfigError(key, value, "cannot be deleted: it does not exist", f"Leave {override} out")
     if "appears more than once" in text or "An item is already" in text or "Multiple values for" in text:

@@ -19,8 +19,8 @@ from seamless_verl.config.checks.corrections import (
     corrects,
     masks,
 )
-from seamless_verl.config.checks.settings import Settings
-from seamless_verl.config.correction_settings import CORRECTED_STALENESS, HARMLESS_STALENESS
+from seamless_verl.config.schema import CORRECTED_STALENESS, HARMLESS_STALENESS
+from seamless_verl.config.settings import Settings
 
 ACTOR = "actor_rollout_ref.actor"
 BYPASS = f"{CORRECTION}.bypass_mode"

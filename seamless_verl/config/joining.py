@@ -11,8 +11,8 @@ from collections.abc import Sequence
 
 from omegaconf import DictConfig, OmegaConf
 
-from seamless_verl.config.checks.roles import joins_cluster
-from seamless_verl.config.checks.settings import Problem, Settings, check
+from seamless_verl.config.roles import joins_cluster
+from seamless_verl.config.settings import Problem, Settings, check
 
 RAY_INIT = "ray_kwargs.ray_init"
 # Ray 2.60, `ray.init`: refused when the cluster exists; what `ray start` has for each.
@@ -25,7 +25,6 @@ OF_THE_CLUSTER = {
 }
 COMMAND = f"{RAY_INIT}.runtime_env.py_executable"
 PIN_VARIABLE = f"{RAY_INIT}.runtime_env.env_vars.SEAMLESS_CPU_PIN"  # as platform/cores.py names it
-CPU_PIN = "seamless.cpu.pin"
 
 
 def adopt_cluster(config: DictConfig, overrides: Sequence[str] = ()) -> None:
@@ -42,7 +41,7 @@ def adopt_cluster(config: DictConfig, overrides: Sequence[str] = ()) -> None:
     for key in (*(f"{RAY_INIT}.{name}" for name in OF_THE_CLUSTER), COMMAND):
         if key not in named and settings.get(key) is not None:
             OmegaConf.update(config, key, None, force_add=True)
-    if CPU_PIN not in named and PIN_VARIABLE not in named:
+    if PIN_VARIABLE not in named:
         OmegaConf.update(config, PIN_VARIABLE, "0", force_add=True)
 
 

@@ -9,8 +9,8 @@ import os
 from dataclasses import dataclass, replace
 
 from seamless_verl.config import engine_kwargs
-from seamless_verl.config.checks.model import WITHOUT_TE, model_config
-from seamless_verl.config.checks.roles import (
+from seamless_verl.config.model import WITHOUT_TE, model_config
+from seamless_verl.config.roles import (
     MegatronSizes,
     has_hybrid_rollout,
     has_reward_model,
@@ -22,8 +22,8 @@ from seamless_verl.config.checks.roles import (
     trains_adapter,
     uses_megatron,
 )
-from seamless_verl.config.checks.settings import Config, Settings
 from seamless_verl.config.schema import Handover
+from seamless_verl.config.settings import Config, Settings
 from seamless_verl.resources.memory import EngineMemory, MemoryFacts, TrainingMemory
 from seamless_verl.resources.memory_fit import both_sides, gigabytes, host_bytes
 from seamless_verl.resources.model_facts import ModelFacts

@@ -1,8 +1,7 @@
-"""The schema of the `seamless:` node: frozen dataclasses with the type, the bounds and the meaning of each setting.
+"""The schema of the `seamless:` node: each setting's name, type, bounds, default and meaning.
 
-Invariant: a parsed config holds known keys only, with values of their types and within their bounds; whoever has one
-need not check again. The defaults equal those of `seamless.yaml`, and docs/settings.md is made of it. Nodes of
-one concern alone are in `*_settings.py`.
+A parsed config holds known keys only, with values of their types and within their bounds; whoever has one need not
+check again. `seamless.yaml` and docs/settings.md are made of it (`python -m seamless_verl.config --help`).
 """
 
 from __future__ import annotations
@@ -11,27 +10,42 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
 
-from msgspec import Meta
+from annotated_types import Ge, Gt, Le
 from omegaconf import DictConfig, OmegaConf
+from pydantic import PlainValidator, StringConstraints, WithJsonSchema
 
-from seamless_verl.config.correction_settings import HARMLESS_STALENESS, CorrectionConfig
-from seamless_verl.config.gateway_settings import GatewayConfig
-from seamless_verl.config.renames import SETTINGS
-from seamless_verl.config.sampler_settings import SamplerConfig
-from seamless_verl.config.token_settings import TokensConfig
-from seamless_verl.config.turn_settings import TurnsConfig
-from seamless_verl.config.view_settings import ViewConfig
-from seamless_verl.config.wait_settings import WatchdogConfig
+from seamless_verl.errors import ConfigError
 from seamless_verl.resources.tags import Layout, Resources
 from seamless_verl.runtime import fields
-from seamless_verl.runtime.fields import Doc, NotNegative, Positive, PositiveNumber
+from seamless_verl.runtime.fields import NotNegative, Positive, PositiveNumber, SettingsNode, Text, way_out
 
 NODE = "seamless"
+JOURNAL = "trajectories.sqlite"
+LAST_PORT = 65535
+JOURNAL_DAYS = 7.0  # for which a journal keeps a session after it was handed over to training
+HARMLESS_STALENESS = 1
+"""Versions that a token may be behind the trainer without a correction: tools/compare/rewards.md has what it costs."""
+CORRECTED_STALENESS = 4
+"""Versions that a token may be behind the trainer where the loss corrects: the most that was compared with none."""
+
 Lending: TypeAlias = Literal["marginal", "step_boundary", "never"]
-TailShare: TypeAlias = Annotated[float, Meta(gt=0, le=1)]
-Console: TypeAlias = Literal["line", "verl"]
+GrammarPolicy: TypeAlias = Literal["train_all", "mask_forced", "mask_all"]
+OPTIONS = ("threshold", "most")
+"""Options of single samplers; each reads some of them."""
+SamplerName: TypeAlias = Literal["dars", "dars_hardness", "gdro", "srpo", "xrpo"]
+TokenPolicy: TypeAlias = Annotated[
+    str,
+    StringConstraints(pattern=r"^(train_all|fresh_tail_only|(mask|drop_if)_older_than(:\d+)?)$"),
+    way_out("Set {key}=train_all, fresh_tail_only, mask_older_than:1 or drop_if_older_than:1"),
+]
+Machines: TypeAlias = Annotated[
+    Resources | None,
+    PlainValidator(lambda given: given if isinstance(given, Resources) else Resources.parse(given)),
+    WithJsonSchema({"anyOf": [{"type": "array"}, {"type": "null"}]}),
+]
 
 
 class Handover(StrEnum):
@@ -63,198 +77,222 @@ class KvOnUpdate(StrEnum):
 
 
 @dataclass(frozen=True)
-class CpuConfig:
+class WeightsConfig(SettingsNode):
+    """Weight updates: staged while the replicas generate, then loaded, one replica of a host after the other."""
+
+    kv: KvOnUpdate = KvOnUpdate.RECOMPUTE
+    """KV cache of calls that an update freezes; `keep` reads no conversation again, and mixes weights in later
+    tokens."""
+
+
+@dataclass(frozen=True)
+class TokensConfig(SettingsNode):
+    """Which generated tokens are trained, and what counts once."""
+
+    policy: TokenPolicy = "train_all"
+    """`mask_older_than:N` trains tokens up to N versions old, `drop_if_older_than:N` whole such sequences,
+    `fresh_tail_only` the on-policy end."""
+    grammar: GrammarPolicy = "mask_forced"
+    """Tokens sampled under a grammar: `mask_forced` leaves out those for which the grammar allowed no other."""
+    weigh: Literal["session", "sequence"] = "session"
+    """What counts once in loss, statistics and mini-batches: a `session` with all its sequences, or each `sequence`, as
+    verl."""
+    max_sequence: Positive | None = None
+    """Tokens of a session's training sequence, the rest is not trained; `null`: `data.max_prompt_length` +
+    `data.max_response_length`."""
+
+    @property
+    def older_than(self) -> int | None:
+        """Versions that a trained token may be behind the trainer; None where the policy has no such bound."""
+        name, _, bound = self.policy.partition(":")
+        return int(bound or 0) if name.endswith("_older_than") else None
+
+    def sequence_limit(self, prompt_length: int, response_length: int) -> int:
+        """Tokens of a training sequence, where the rollout's prompts and responses may have so many."""
+        return prompt_length + response_length if self.max_sequence is None else self.max_sequence
+
+
+@dataclass(frozen=True)
+class CorrectionConfig(SettingsNode):
+    """Corrections for tokens of older weights: methods of algorithms/, beside verl's own (docs/algorithms.md)."""
+
+    loss: Literal["auto", "dppo"] | None = "auto"
+    """`dppo` sets verl's `loss_mode`, clips and `bypass_mode`; `null` leaves them; `auto`: `dppo` where they are
+    verl's defaults."""
+    scale_lr: bool = False
+    """Scale each optimizer step's learning rate by the root of its effective sample size (VCPO)."""
+
+
+@dataclass(frozen=True)
+class TurnsConfig(SettingsNode):
+    """Advantages over turns: `algorithm.adv_estimator=hgpo`."""
+
+    depth: NotNegative = 2
+    """For `hgpo`: how many observations before a turn's own are compared, its K."""
+
+
+@dataclass(frozen=True)
+class WatchdogConfig(SettingsNode):
+    """Limits of time, in seconds. What is over one is named in the log, with the chain of what waits for it."""
+
+    transition_s: Positive = 300
+    """Seconds in which a replica pauses, loads or starts, or it is given up; twice as long without tokens."""
+    no_progress_s: Positive = 3600
+    """Seconds without any progress until the run ends, with a report of what did not move."""
+    group_s: PositiveNumber | None = None
+    """Seconds without a call of an agent, in a group as old, until its session ends; `null` waits."""
+
+    @property
+    def silent_s(self) -> float:
+        """Until a replica that gives no tokens, or TransferQueue that takes no rows, is over its limit."""
+        return 2.0 * self.transition_s
+
+    @property
+    def long_s(self) -> float:
+        """Until a commit that does not end, or an actor that does not reply, is over its limit."""
+        return self.no_progress_s / 2
+
+
+@dataclass(frozen=True)
+class CpuConfig(SettingsNode):
     """The devices of the CPU platform; read only when there is no accelerator."""
 
-    devices: Annotated[
-        Positive | None,
-        Doc("how many devices a CPU declares; `null` is one for each usable core"),
-    ] = None
-    pin: Annotated[bool, Doc("whether each device has a core of its own")] = True
+    devices: Positive | None = None
+    """How many devices a CPU declares; `null` is one for each usable core. More than cores share them."""
 
     @property
     def device_count(self) -> int:
         """Devices to declare: as set, else one for each core that this process may use."""
         return usable_cores() if self.devices is None else self.devices
 
-
-@dataclass(frozen=True)
-class WeightsConfig:
-    """Weight updates: staged while the replicas generate, then loaded into a few of a host at a time, while the trainer
-    computes."""
-
-    at_once: Annotated[
-        Positive,
-        Doc(
-            "replicas of a host that pause together in a weight update: each for one load from the host's memory, "
-            "where the update was staged while all generated. Hosts load side by side. More at once end the update "
-            "sooner; a replica pauses for longer if they share the memory's or the bus's speed. All pause together "
-            "where none has a call",
-        ),
-    ] = 1
-    kv: Annotated[
-        KvOnUpdate,
-        Doc(
-            "KV cache of the calls that an update freezes: `recompute`, or `keep`, which also spares the "
-            "later turns of their conversations from reading everything again: later tokens are then off "
-            "by some 40% of what an update changed in their logprobs, 5e-4 on the mean for a step of 1e-4",
-        ),
-    ] = KvOnUpdate.RECOMPUTE
+    @property
+    def pin(self) -> bool:
+        """Whether each device has a core of its own."""
+        return self.device_count <= usable_cores()
 
 
 @dataclass(frozen=True)
-class SeamlessConfig:
+class GatewayConfig(SettingsNode):
+    """The gateway: the APIs that users' own agents call, and the journal of their sessions."""
+
+    enabled: bool = False
+    """Serve OpenAI and Anthropic APIs for agents of your own."""
+    port: NotNegative = 0
+    """Where the gateway listens, also after a restart of its process; `0` is any free port."""
+    journal: Text | None = None
+    """The journal's file; `null` is `trajectories.sqlite` beside the checkpoints."""
+    journal_gib: PositiveNumber | None = 4.0
+    """GiB of a journal above which its oldest sessions that were handed over are deleted; `null` is no bound."""
+    options: Annotated[tuple[str, ...], way_out("""Write it as '{key}=["--one","--two=2"]'""")] = ()
+    """Options of `vllm serve` for requests, such as `["--enable-auto-tool-choice","--tool-call-parser=hermes"]`."""
+    shards: Positive = 1
+    """Processes that share sessions and calls; each of several has a port, from `port` on, and a journal."""
+    public_address: Text | None = None
+    """The host in the address that agents are given, or a whole URL; `null` is the gateway's node."""
+    max_failed_groups: Positive = 32
+    """Groups of sessions that may fail in a row before the run ends with the last one's error."""
+    strict: bool = False
+    """Refuse unknown model names, hosted tools and media with a 400, instead of taking any name and leaving them
+    out."""
+
+    def journal_of(self, shard: int, folder: str) -> Path:
+        """The journal's file of one shard: `trajectories.sqlite`, or `trajectories-<shard>.sqlite` of several.
+
+        It is in `folder` unless `journal` is set.
+        """
+        path = Path(self.journal) if self.journal else Path(folder, JOURNAL)
+        return path if self.shards == 1 else path.with_name(f"{path.stem}-{shard}{path.suffix}")
+
+
+@dataclass(frozen=True)
+class SamplerConfig(SettingsNode):
+    """How many samples a prompt gets: one of algorithms/samplers/. It is not verl's `trainer.v1.sampler`, which draws
+    from the replay buffer. An option that is null has the value of the sampler's paper."""
+
+    name: SamplerName | None = None
+    """More samples for hard prompts (`dars`), by failures (`gdro`) or information (`xrpo`), none for learned ones
+    (`srpo`)."""
+    success: float | None = None
+    """The least reward of a right answer; `null` takes rewards as they are, from 0 to 1."""
+    threshold: Annotated[float, Ge(0.01), Le(1)] | None = None
+    """For `srpo`: pass rate from which a prompt is left out for good; `null` skips the next epoch."""
+    most: Positive | None = None
+    """For all but `srpo`: the most samples of a prompt; `null` is 32 to 128, as its paper."""
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The options by name, None where the sampler's own value holds."""
+        return {name: getattr(self, name) for name in OPTIONS}
+
+
+@dataclass(frozen=True)
+class SeamlessConfig(SettingsNode):
     """All settings of the `seamless:` node; `resources` is None when verl's own fields describe the machines."""
 
-    layout: Annotated[
-        Layout,
-        Doc(
-            "`colocated`: generate on the trainer's devices, in turns; `disaggregated`: on a pool of its "
-            "own, `actor_rollout_ref.rollout.{nnodes,n_gpus_per_node}`; `multiplexed`: on both; `auto`: "
-            "as the tags of `seamless.resources` imply, without them `disaggregated` when that pool has "
-            "devices, else `colocated`",
-        ),
-    ] = Layout.AUTO
-    max_staleness: Annotated[
-        NotNegative | None,
-        Doc(
-            "oldest weights, in versions behind the trainer, whose tokens are trained on; `0` is "
-            "on-policy. A hard bound: what could pass it is waited for, or dropped and counted after a "
-            "resume under a smaller one. `null` is 4 where the loss corrects for old tokens, else 1; the run uses as "
-            "little of it as keeps its engines busy, see `ahead`",
-        ),
-    ] = None
-    ahead: Annotated[
-        NotNegative | None,
-        Doc(
-            "at most so many + 1 steps' worth of prompts are outstanding at any time, refilled before "
-            "each update; `0` draws none for a later step. `null` begins with half of `max_staleness`, rounded "
-            "up, and takes more or less by what engines lose for want of calls while training waits; not less while "
-            "the devices that generate are idle for more than 5% of a step",
-        ),
-    ] = None
+    layout: Layout = Layout.AUTO
+    """Generate on the trainer's devices, on `rollout.nnodes` x `n_gpus_per_node`, or on both; `auto`: as tags or
+    fields imply."""
+    max_staleness: NotNegative | None = None
+    """Oldest weights, in versions behind the trainer, that are trained; `null`: 4 with a correction, else 1."""
+    ahead: NotNegative | None = None
+    """Steps whose prompts are outstanding beside the current one's; `null` adapts, from half of `max_staleness`."""
     tail_batching: Annotated[
-        TailShare | None,
-        Doc(
-            "with `max_staleness=0`: a step begins so many more prompts, as a share of `data.train_batch_size`, and "
-            "trains the groups that finish first; the prompts left over begin again in a step made of such prompts. "
-            "Every prompt is trained once an epoch, in an order that depends on the finish; `null` begins none more",
-            way_out="Set {key}=0.2 for a fifth more, or null",
-        ),
+        Annotated[float, Gt(0), Le(1)] | None, way_out("Set {key}=0.2 for a fifth more, or null")
     ] = None
-    min_sessions: Annotated[
-        Positive | None,
-        Doc(
-            "sessions of a group that must have something to train. With fewer the group is dropped, and another "
-            "prompt takes its place; with as many it is trained without those that failed. `null` is 2, or 1 where "
-            "`actor_rollout_ref.rollout.n` is 1",
-        ),
-    ] = None
-    lending: Annotated[
-        Lending,
-        Doc(
-            "when the trainer's devices generate between two of its computations: `marginal` (when it is "
-            "worth two hand-overs), `step_boundary` (verl's rule); `never` where no device both trains "
-            "and generates",
-        ),
-    ] = "marginal"
-    handover: Annotated[
-        Handover,
-        Doc(
-            "how a device changes hands. `resident`: both sides stay in memory, calls freeze in the "
-            "engine while training computes; `cache_only`: the engine releases its KV cache and keeps its "
-            "weights, calls are cut and continue when the cache is back; `released`: the engine releases both, calls "
-            "continue when it has loaded the committed weights again; `auto`: `resident` where the memory plan "
-            "has room for both, and on the CPU platform, else `released` where "
-            "`actor_rollout_ref.rollout.free_cache_engine` is on",
-        ),
-    ] = Handover.AUTO
+    """With `max_staleness=0`: further prompts of a step, as a share; its slowest groups begin again later."""
+    min_sessions: Positive | None = None
+    """Sessions with something to train, without which a group is dropped; `null`: 2, or 1 with `rollout.n=1`."""
+    lending: Lending = "marginal"
+    """When the trainer's devices generate between its computations: where two hand-overs pay off, by verl's rule, or
+    `never`."""
+    handover: Handover = Handover.AUTO
+    """What an engine keeps while its device trains: all, its weights, or nothing; `auto`: what memory has room for."""
+    turns: TurnsConfig = field(default_factory=TurnsConfig)
     weights: WeightsConfig = field(default_factory=WeightsConfig)
     tokens: TokensConfig = field(default_factory=TokensConfig)
     correction: CorrectionConfig = field(default_factory=CorrectionConfig)
-    watchdog: WatchdogConfig = field(default_factory=WatchdogConfig)
-    cpu: CpuConfig = field(default_factory=CpuConfig)
-    gateway: GatewayConfig = field(default_factory=GatewayConfig)
-    plot: Annotated[bool, Doc("end with a text plot of the validation reward")] = False
-    console: Annotated[
-        Console,
-        Doc(
-            "what `console` in `trainer.logger` prints of a step: `line`: one line with its reward, speed, idle time, "
-            "staleness, how far ahead it chose to go, and longest wait; `verl`: verl's own, with every metric. All "
-            "metrics are in `metrics.jsonl` beside the checkpoints"
-        ),
-    ] = "line"
-    replica_restarts: Annotated[
-        NotNegative,
-        Doc(
-            "how many times in a row a replica whose server or engine died, or that was given up, is started again on "
-            "its devices, or on another node with its labels if its own is gone; it serves when it has the committed "
-            "weights. The first start follows at once, the next ones "
-            "after growing waits, and they count anew once it has served for half a minute. `0` starts none again"
-        ),
-    ] = 3
-    loop_worker_restarts: Annotated[
-        NotNegative,
-        Doc(
-            "how many times within ten minutes an agent loop worker that died is started again. Its prompts that had "
-            "not ended begin again there: sessions whose agents had ended are taken up, runners go on, and an agent "
-            "that ran in the worker begins again, with its replies from the journal. `0` ends the run instead, as more "
-            "deaths do"
-        ),
-    ] = 3
-    record_lending: Annotated[
-        bool,
-        Doc("write what the lending policy saw and decided to `lending.jsonl` beside the checkpoints"),
-    ] = False
-    record_lengths: Annotated[
-        bool,
-        Doc("write the lengths of all samples, and which were trained, to `lengths.jsonl` beside the checkpoints"),
-    ] = False
-    resources: Annotated[
-        Resources | None,
-        Doc(
-            "the machines by their tags: a list of groups, each with `name`, `count`, `devices` (of one "
-            "machine), `tags` and `labels` (of Ray's nodes); layout and verl's machine fields follow from "
-            "it, `null` leaves them as set",
-        ),
-    ] = None
-    device_memory_gb: Annotated[
-        PositiveNumber | None,
-        Doc(
-            "memory of one device in GB (10^9 bytes), by which what would not fit is refused; `null` is "
-            "what this machine's devices have",
-            way_out="Set {key}=80 for 80 GB, or null",
-        ),
-    ] = None
-    host_memory_gb: Annotated[
-        PositiveNumber | None,
-        Doc(
-            "host memory of one machine with accelerators in GB (10^9 bytes), for staged weights and what is "
-            "offloaded; `null` is what this machine has, if it has accelerators",
-            way_out="Set {key}=1000 for 1000 GB, or null",
-        ),
-    ] = None
-    wait_for_machines_s: Annotated[
-        NotNegative,
-        Doc(
-            "with `seamless.resources`: seconds to wait for machines that an autoscaling cluster has yet to start, "
-            "with a line every five seconds on what is waited for; `0` refuses at once",
-        ),
-    ] = 0
     sampler: SamplerConfig = field(default_factory=SamplerConfig)
-    view: ViewConfig = field(default_factory=ViewConfig)
-    turns: TurnsConfig = field(default_factory=TurnsConfig)
+    gateway: GatewayConfig = field(default_factory=GatewayConfig)
+    watchdog: WatchdogConfig = field(default_factory=WatchdogConfig)
+    restarts: NotNegative = 3
+    """Times in a row that a lost replica, or an agent loop worker within ten minutes, is started again."""
+    resources: Machines = None
+    """The machines by their tags: groups with `name`, `count`, `devices`, `tags`, `labels`; `null`: verl's fields
+    hold."""
+    wait_for_machines_s: NotNegative = 0
+    """Seconds to wait for `resources` that an autoscaling cluster has yet to start; `0` refuses at once."""
+    device_memory_gb: Annotated[PositiveNumber | None, way_out("Set {key}=80 for 80 GB, or null")] = None
+    """Memory of one device in 10^9 bytes, for the memory plan; `null`: this machine's."""
+    host_memory_gb: Annotated[PositiveNumber | None, way_out("Set {key}=1000 for 1000 GB, or null")] = None
+    """Memory of one machine in 10^9 bytes, for staged and offloaded weights; `null`: this machine's."""
+    cpu: CpuConfig = field(default_factory=CpuConfig)
+    view: Annotated[Text | None, way_out("Set {key}=127.0.0.1:0, or null")] = None
+    """Serve a page that shows the run at this `host:port`; port 0 is any free one. Agents' texts are shown."""
+    console: Literal["line", "verl"] = "line"
+    """What is printed of a step: a `line`, and at the end a plot of validations, or `verl`'s metrics."""
+    record: bool = False
+    """Write lending decisions and sample lengths to `lending.jsonl` and `lengths.jsonl` beside the checkpoints."""
 
     @classmethod
     def parse(cls, node: DictConfig | Mapping[str, Any] | None) -> SeamlessConfig:
         """The node of a composed config; None, as when a config has no such node, gives the defaults.
 
         Raises:
-            ConfigError: an unknown or renamed key, a missing value, or one of another type or out of its bounds;
-                ConfigErrors where there are several.
+            ConfigError: an unknown key, a missing value, or one of another type or out of its bounds; ConfigErrors
+                where there are several.
         """
         tree = OmegaConf.to_container(node, resolve=True) if isinstance(node, DictConfig) else node
-        return fields.read(cls, tree, key=NODE, renamed=SETTINGS)
+        return fields.read(cls, tree, key=NODE)
+
+    @property
+    def view_address(self) -> tuple[str, int] | None:
+        """Host and port of the page that shows the run; None without it. ConfigError for a text that is no address."""
+        if self.view is None:
+            return None
+        host, found, port = self.view.rpartition(":")
+        if not found or not host or not port.isdigit() or int(port) > LAST_PORT:
+            raise ConfigError(f"{NODE}.view", self.view, "is no host:port", f"Set {NODE}.view=127.0.0.1:0, or null")
+        return host, int(port)
 
     @property
     def staleness_bound(self) -> int:

@@ -1,11 +1,11 @@
-"""docs/settings.md, made from the schema: every setting with its type, default, allowed values and meaning."""
+"""docs/settings.md and seamless.yaml, made from the schema: settings with types, defaults, values and meanings."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import textwrap
+from collections.abc import Iterable
 from dataclasses import MISSING
-from enum import Enum
 
 from seamless_verl.agents.settings import CallableSettings, CommandSettings, RunnerSettings
 from seamless_verl.config.schema import NODE, SeamlessConfig
@@ -45,6 +45,10 @@ agents against the gateway; a run with wrong ones is refused before it starts, t
 RUNNERS = """
 A RunnerAgentLoop takes the keys of every loop, and these:
 """
+YAML = """\
+# The settings of the `seamless:` node, with their defaults: made by `python -m seamless_verl.config --yaml` from
+# seamless_verl/config/schema.py, which refuses anything else. docs/settings.md has a table of them.
+"""
 RUNNER_KEYS = (".agent", ".lease_s", ".claim_s", ".max_attempts")
 
 
@@ -60,7 +64,24 @@ def settings_page() -> str:
     return f"{SEAMLESS}\n{_table(rows(SeamlessConfig, NODE))}{LOOPS}\n{_table(loops)}{RUNNERS}\n{_table(runner)}"
 
 
-def _table(settings: Iterator[SettingRow] | list[SettingRow]) -> str:
+def settings_yaml() -> str:
+    """The file of defaults, as hydra reads it: a comment above each setting."""
+    lines, open_nodes = [YAML], list[str]()
+    for row in rows(SeamlessConfig, NODE):
+        *nodes, name = row.key.split(".")[1:]
+        for depth, node in enumerate(nodes):
+            if open_nodes[: depth + 1] != nodes[: depth + 1]:
+                lines.append(f"{'  ' * depth}{node}:\n")
+        open_nodes, indent = nodes, "  " * len(nodes)
+        allowed = f" One of {row.allowed.replace('`', '')}." if row.allowed.startswith("`") else ""
+        lines += textwrap.wrap(
+            row.meaning + allowed, 118, initial_indent=f"{indent}# ", subsequent_indent=f"{indent}# "
+        )
+        lines.append(f"{indent}{name}: {_default(row.default).strip('`')}\n")
+    return "\n".join(lines)
+
+
+def _table(settings: Iterable[SettingRow]) -> str:
     return "\n".join((HEADER, *map(_line, settings))) + "\n"
 
 
@@ -70,6 +91,4 @@ def _line(row: SettingRow) -> str:
 
 
 def _default(value: object) -> str:
-    if value is MISSING:
-        return "none"
-    return f"`{json.dumps(value.value if isinstance(value, Enum) else value).strip(chr(34))}`"
+    return "none" if value is MISSING else f"`{json.dumps(value).strip(chr(34))}`"

@@ -12,7 +12,7 @@ import logging
 import os
 import secrets
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any
 
@@ -21,7 +21,7 @@ from omegaconf import DictConfig, OmegaConf
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from seamless_verl.config import engine_kwargs
-from seamless_verl.config.schema import SeamlessConfig
+from seamless_verl.config.schema import JOURNAL_DAYS, SeamlessConfig
 from seamless_verl.data_plane.actor import DataPlane
 from seamless_verl.data_plane.finished_sessions import HandedNote, TakenUpSession
 from seamless_verl.data_plane.lease_book import DONE, TaskOrder, TaskResult
@@ -169,7 +169,7 @@ def plane_settings(
         mirror=shard > 0,
         max_failed_groups=seamless.gateway.max_failed_groups,
         transition_s=seamless.watchdog.transition_s,
-        restarts=seamless.replica_restarts > 0,
+        restarts=seamless.restarts > 0,
         grammars_resume=engine_kwargs.given(OmegaConf.select(config, engine_kwargs.KEY), "scheduler_cls") is None,
         sessions=sessions,
     )
@@ -187,11 +187,8 @@ def session_settings(
         journal=str(gateway.journal_of(shard, config.trainer.default_local_dir)),
         admin_key=secrets.token_urlsafe(),
         runner_key=secrets.token_urlsafe(),
-        journal_days=gateway.journal_days,
+        journal_days=JOURNAL_DAYS,
         journal_gib=gateway.journal_gib,
-        max_calls=gateway.max_calls,
-        max_sessions=gateway.max_sessions,
-        max_body=gateway.max_body_mib << 20,
         port=port,
         options=(f"--max-model-len={length}", f"--dtype={rollout.dtype}", *names, *gateway.options),
         max_sequence=seamless.tokens.sequence_limit(rollout.prompt_length, rollout.response_length),
@@ -199,7 +196,7 @@ def session_settings(
         grammar=GrammarTokens(seamless.tokens.grammar),
         socket_holder=holder,
         public_address=gateway.public_address,
-        rules=RequestRules(**asdict(gateway.requests)),
+        rules=RequestRules(True, "refuse", "refuse") if gateway.strict else RequestRules(),
     )
 
 

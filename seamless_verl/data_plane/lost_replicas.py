@@ -108,9 +108,7 @@ class LostReplicas:
         states = {view.state for view in self.fleet.view}
         if states == {DEAD} and not self.stopping and not self.awaited():
             reason = "no replica is left, so that every call would wait for ever. The log has why each one was lost"
-            raise ReplicaLostError(
-                ", ".join(self.fleet), f"{reason}. A larger seamless.replica_restarts starts them again"
-            )
+            raise ReplicaLostError(", ".join(self.fleet), f"{reason}. A larger seamless.restarts starts them again")
         if self.connections.unreachable and self._takes_back() and not is_running(self.returning):
             self.returning = self._begin(self._await_returns(), "waiting for replicas")
 

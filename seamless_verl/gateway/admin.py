@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Annotated, Any, TypeAlias, TypeVar
 
-from msgspec import Meta
+from annotated_types import Len
 
 from seamless_verl.errors import ConfigError, shorten
 from seamless_verl.gateway.api_errors import ApiError, ErrorCode
@@ -20,7 +20,7 @@ T = TypeVar("T")
 CancelCalls: TypeAlias = Callable[[str], Awaitable[None]]
 """Cancels the running calls of a session; returns when they are on record as cancelled."""
 
-Name: TypeAlias = Annotated[str, Meta(min_length=1, max_length=200)]
+Name: TypeAlias = Annotated[str, Len(1, 200)]
 OPEN_FIELDS = ("uid", "limits", "sampling", "metadata")
 
 

@@ -53,7 +53,6 @@ WITHOUT_VERSION = frozenset(path.split("/")[2] for path in METHODS)
 SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 """An escaped half of a surrogate pair: only a text with one may be no Unicode."""
 
-BODY_SETTING = "seamless.gateway.max_body_mib"
 MAX_DIGITS = 18  # of a length; Python refuses to read a number of thousands of digits
 MAX_DEPTH = 200  # of objects and lists in a body: what can be read must also be written, and read again
 Body: TypeAlias = dict[str, Any]
@@ -192,7 +191,7 @@ def digest_request(path: str, body: Mapping[str, Any]) -> str:
 
 
 def _too_large(limit: int) -> ApiError:
-    message = f"The body has more than the {limit} bytes that are accepted. {BODY_SETTING} of the run sets how many MiB"
+    message = f"The body has more than the {limit} bytes that are accepted"
     return ApiError(ErrorCode.TOO_LARGE, message)
 
 

@@ -11,13 +11,13 @@ from dataclasses import KW_ONLY, asdict, dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
 
-from msgspec import Meta
+from annotated_types import Ge, Le
 
 from seamless_verl.gateway.prefix_index import PrefixIndex
 from seamless_verl.gateway.retries import Attempts
 from seamless_verl.gateway.stored_responses import StoredResponses
 from seamless_verl.journal.protocol import is_validation
-from seamless_verl.runtime.fields import Positive, PositiveNumber, Seed, check
+from seamless_verl.runtime.fields import Positive, PositiveNumber, Seed, SettingsNode, check
 
 if TYPE_CHECKING:
     from seamless_verl.gateway.protocols import SessionCall
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class SessionLimits:
+class SessionLimits(SettingsNode):
     """Bounds of one session; None is no bound. `lifetime` in seconds from its opening.
 
     `max_tokens` counts generated tokens. Each call may generate what remains when it starts, so concurrent calls
@@ -45,16 +45,16 @@ class SessionLimits:
 
 
 @dataclass(frozen=True)
-class SamplingParameters:
+class SamplingParameters(SettingsNode):
     """The sampling parameters that a session can set, named as in vLLM; None is not set."""
 
-    temperature: Annotated[float, Meta(ge=0)] | None = None
-    top_p: Annotated[float, Meta(ge=0, le=1)] | None = None
-    top_k: Annotated[int, Meta(ge=-1)] | None = None
-    min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
-    repetition_penalty: Annotated[float, Meta(ge=0)] | None = None
-    presence_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
-    frequency_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
+    temperature: Annotated[float, Ge(0)] | None = None
+    top_p: Annotated[float, Ge(0), Le(1)] | None = None
+    top_k: Annotated[int, Ge(-1)] | None = None
+    min_p: Annotated[float, Ge(0), Le(1)] | None = None
+    repetition_penalty: Annotated[float, Ge(0)] | None = None
+    presence_penalty: Annotated[float, Ge(-2), Le(2)] | None = None
+    frequency_penalty: Annotated[float, Ge(-2), Le(2)] | None = None
     seed: Seed | None = None
 
     def as_dict(self) -> dict[str, float]:
@@ -63,7 +63,7 @@ class SamplingParameters:
 
 
 @dataclass(frozen=True)
-class SessionSampling:
+class SessionSampling(SettingsNode):
     """How a session samples: `defaults` apply where a request sets nothing, `overrides` always.
 
     `max_tokens` bounds each call.

@@ -3,7 +3,7 @@
 Environment variables carry this between processes; the first two are comma lists of indices:
 - `SEAMLESS_CPU_CORES`: the job's cores, written once where the job starts. Device i is its i-th entry.
 - `SEAMLESS_VISIBLE_DEVICES`: the devices of one process, written by verl as it writes `CUDA_VISIBLE_DEVICES` on CUDA.
-- `SEAMLESS_CPU_PIN=0` lets devices share all cores (`seamless.cpu.pin`).
+- `SEAMLESS_CPU_PIN=0` lets devices share all cores, as where there are more of them.
 
 Only `pin_process` acts on a process; everything else reads a mapping and returns tuples.
 """

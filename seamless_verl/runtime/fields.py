@@ -1,47 +1,42 @@
-"""Reads frozen dataclasses from plain values and reports all mistakes at once.
+"""Reads settings with pydantic, and says all mistakes at once as ConfigErrors: each with key, value and way out.
 
-A dataclass is the schema of a node of settings. The type of a field, with msgspec's `Meta` for bounds, is what the
-field may hold. A `Doc` in its `Annotated` says what it means. A field that is itself such a dataclass is a node
-within the node; one with a `parse` of its own reads itself. msgspec checks single values. This module walks the
-fields, so that one mistake hides no other, and writes messages in the terms of ConfigError.
-
-Invariants: what `read` returns satisfies the types and bounds of its class. Nothing is converted but lists to
-tuples, names to members of an enum, and whole numbers to floats. Numbers are finite.
+A dataclass that derives from `SettingsNode` is the schema of a node: types and bounds are those of its fields, and the
+text under a field is its meaning. Nothing is converted but lists to tuples, names to members of an enum, and whole
+numbers to floats: values are read as strict JSON. What a message or a table says of a field is read from its JSON
+schema.
 """
 
 from __future__ import annotations
 
-import math
+import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
+from dataclasses import MISSING, dataclass, fields, is_dataclass
 from difflib import get_close_matches
 from functools import cache
-from typing import Annotated, Any, Literal, TypeAlias, TypeVar, cast, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, ClassVar, TypeAlias, TypeVar, cast, get_type_hints
 
-import msgspec
-import msgspec.inspect as inspect
-from msgspec import Meta
+from annotated_types import Ge, Gt, Le, MinLen
+from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from seamless_verl.errors import ConfigError, refuse
 
 T = TypeVar("T")
-Renames = Mapping[str, str]
-"""What was renamed: an old key, or an old `key=value`, to what is to be written now."""
+NotNegative: TypeAlias = Annotated[int, Ge(0)]
+Positive: TypeAlias = Annotated[int, Ge(1)]
+PositiveNumber: TypeAlias = Annotated[float, Gt(0)]
+NotNegativeNumber: TypeAlias = Annotated[float, Ge(0)]
+Share: TypeAlias = Annotated[float, Ge(0), Le(1)]
+Text: TypeAlias = Annotated[str, MinLen(1)]
+Seed: TypeAlias = Annotated[int, Ge(-(1 << 63)), Le((1 << 63) - 1)]  # of sampling: what vLLM takes
+UNKNOWN = "unexpected_keyword_argument"
 
-NotNegative: TypeAlias = Annotated[int, Meta(ge=0)]
-Positive: TypeAlias = Annotated[int, Meta(ge=1)]
-PositiveNumber: TypeAlias = Annotated[float, Meta(gt=0)]
-NotNegativeNumber: TypeAlias = Annotated[float, Meta(ge=0)]
-Text: TypeAlias = Annotated[str, Meta(min_length=1)]
-Seed: TypeAlias = Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)]  # of sampling: what vLLM takes
 
+class SettingsNode:
+    """The base of a dataclass that is the schema of a node of settings."""
 
-@dataclass(frozen=True)
-class Doc:
-    """What a setting means, in one phrase of Markdown; `way_out` of a bad value, which may name the `{key}`."""
-
-    meaning: str = ""
-    way_out: str = ""
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(
+        extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True
+    )
 
 
 @dataclass(frozen=True)
@@ -55,36 +50,47 @@ class SettingRow:
     meaning: str
 
 
-def read(kind: type[T], value: object, *, key: str, renamed: Renames | None = None) -> T:
-    """A `kind` from a mapping of plain values, or of omegaconf's; None gives the defaults.
+def read(kind: type[T], value: object, *, key: str) -> T:
+    """A `kind` from a mapping of plain values, or of omegaconf's; None gives the defaults, also of a node within it.
 
     Raises:
         ConfigError: one mistake. ConfigErrors: several, unknown keys first, then in the order of the fields.
     """
-    mistakes: list[ConfigError] = []
-    parsed = _read_node(kind, plain(value), key, renamed or {}, mistakes)
-    refuse(mistakes)
-    return cast(T, parsed)
+    schema: Any = kind
+    given = _filled(_Schema.of(schema), plain(value))
+    try:
+        return cast(T, _adapter(schema).validate_json(json.dumps(given, default=str), strict=True))
+    except ValidationError as error:
+        found = sorted(error.errors(include_url=False), key=_order)
+        mistakes: dict[str, ConfigError] = {}  # of a union there is an error for each of its types
+        for one in found:
+            for mistake in _mistakes(kind, one, given, key):
+                mistakes.setdefault(mistake.key, mistake)
+        refuse(list(mistakes.values()))
+        raise
+
+
+def _order(error: Any) -> int:
+    return len(error["loc"]) if error["type"] == UNKNOWN else 99
 
 
 def check(instance: object, *, key: str) -> None:
-    """Check an instance that was made in code, for `__post_init__` of a schema; raises as `read` does."""
-    mistakes: list[ConfigError] = []
-    for item in _schema(type(instance)):  # type: ignore[arg-type]
-        if item.node is None:
-            _read_field(item, getattr(instance, item.name), f"{key}.{item.name}", {}, mistakes)
+    """Check an instance that was made in code, for `__post_init__` of a dataclass; raises as `read` does."""
+    mistakes, hints = list[ConfigError](), _hints(type(instance))  # type: ignore[arg-type]
+    for item in fields(instance):  # type: ignore[arg-type]
+        try:
+            read_value(hints[item.name], getattr(instance, item.name), key=f"{key}.{item.name}")
+        except ConfigError as error:
+            mistakes.append(error)
     refuse(mistakes)
 
 
 def read_value(kind: Any, value: object, *, key: str, way_out: str = "") -> Any:
     """One value of the type `kind`; raises ConfigError."""
     try:
-        parsed = msgspec.convert(value, kind)
-    except msgspec.ValidationError as error:
-        raise _mistake(kind, key, value, way_out) from error
-    if isinstance(parsed, float) and not math.isfinite(parsed):
-        raise _mistake(kind, key, value, way_out)
-    return parsed
+        return _adapter(kind).validate_python(value, strict=True)
+    except ValidationError as error:
+        raise _wrong(_Schema.of(kind), key, value, way_out) from error
 
 
 def plain(value: object) -> object:
@@ -109,181 +115,169 @@ def nearest(name: str, valid: Sequence[str], before: str = "", then: str = "") -
 
 def rows(kind: type[Any], key: str) -> Iterator[SettingRow]:
     """All settings of a schema, those of nodes within it too, in the order of the fields."""
-    for item in _schema(kind):  # type: ignore[arg-type]
-        inner = f"{key}.{item.name}"
-        if item.node is not None and not hasattr(item.node, "parse"):
-            yield from rows(item.node, inner)
+    schema: Any = kind
+    yield from _rows(_Schema.of(schema), key)
+
+
+def _rows(node: _Schema, key: str) -> Iterator[SettingRow]:
+    for name, item in node.items().items():
+        if item.items():
+            yield from _rows(item, f"{key}.{name}")
             continue
-        expected = Expected("list", nullable=True) if item.node is not None else Expected.of(item.hint)
-        allowed = ", ".join(f"`{name}`" for name in expected.names) or expected.bounds.removeprefix("of ").removeprefix(
-            "that is "
-        )
-        what = expected.type.removeprefix("a ") + (" or null" if expected.nullable else "")
-        yield SettingRow(inner, item.default, what, allowed, item.doc.meaning)
-
-
-@dataclass(frozen=True)
-class _Item:
-    """One field of a schema; `default` is MISSING when it must be given, `node` its dataclass when it is a node."""
-
-    name: str
-    hint: Any
-    default: Any
-    node: type[Any] | None
-    doc: Doc
-
-    def way_out(self, key: str) -> str:
-        return self.doc.way_out.replace("{key}", key)
+        allowed = ", ".join(f"`{other}`" for other in item.names) or item.bounds.removeprefix("of ")
+        kinds = item.type.removeprefix("a ") + (" or null" if item.nullable else "")
+        default = item.own.get("default", MISSING)
+        yield SettingRow(f"{key}.{name}", default, kinds, allowed.removeprefix("that is "), item.meaning)
 
 
 @cache
-def _schema(kind: type[Any]) -> tuple[_Item, ...]:
-    hints = get_type_hints(kind, include_extras=True)
-    return tuple(_item(item.name, hints[item.name], item.default, item.default_factory) for item in fields(kind))
+def _adapter(kind: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(kind, config=None if isinstance(kind, type) else ConfigDict(allow_inf_nan=False))
 
 
-def _item(name: str, hint: Any, default: Any, factory: Any) -> _Item:
-    inner = get_args(hint)[0] if get_origin(hint) is Annotated else hint
-    options = get_args(inner) or (inner,)
-    node = next((option for option in options if isinstance(option, type) and is_dataclass(option)), None)
-    doc = next((part for part in getattr(hint, "__metadata__", ()) if isinstance(part, Doc)), Doc())
-    return _Item(name, hint, default if factory is MISSING else factory(), node, doc)
+@cache
+def _hints(kind: type[Any]) -> dict[str, Any]:
+    return get_type_hints(kind, include_extras=True)
 
 
-def _read_node(kind: type[T], node: object, key: str, renamed: Renames, mistakes: list[ConfigError]) -> T | None:
-    """None when the node has a mistake; all its mistakes are then in `mistakes`."""
-    schema, node, before = _schema(kind), {} if node is None else node, len(mistakes)  # type: ignore[arg-type]
-    valid = [item.name for item in schema]
-    if not isinstance(node, Mapping):
-        mistakes.append(ConfigError(key, node, "must be a node with keys", nearest("", valid)))
-        return None
-    mistakes += [_unknown(key, str(name), node[name], valid, renamed) for name in node if name not in valid]
-    values = {}
-    for item in schema:
-        inner = f"{key}.{item.name}"
-        if item.name in node:
-            values[item.name] = _read_field(item, node[item.name], inner, renamed, mistakes)
-        elif item.default is MISSING:
-            way_out = item.way_out(inner) or f"Add {item.name} to {key}"
-            mistakes.append(ConfigError(inner, None, "has no value", way_out))
-    return None if len(mistakes) > before else _make(kind, values, mistakes)
+def _filled(node: _Schema, value: Any) -> Any:
+    """The value, with an empty node for each that is null."""
+    items = node.items()
+    if not items:
+        return value
+    if not isinstance(value, Mapping):
+        return {} if value is None else value
+    return {name: _filled(items[name], inner) if name in items else inner for name, inner in value.items()}
 
 
-def _make(kind: type[T], values: Mapping[str, Any], mistakes: list[ConfigError]) -> T | None:
-    try:
-        return kind(**values)
-    except ConfigError as error:  # of its __post_init__
-        mistakes += error.mistakes
-        return None
+def _mistakes(kind: Any, error: Any, value: Any, key: str) -> Iterator[ConfigError]:
+    """What one of pydantic's errors says, of the innermost setting that it is about."""
+    raised = error.get("ctx", {}).get("error")
+    if isinstance(raised, ConfigError):  # of a type that reads itself, or of a `__post_init__`
+        yield from raised.mistakes
+        return
+    node, before = _Schema.of(kind), ""
+    for part in error["loc"]:
+        items = node.items()
+        if not items:
+            break
+        before, key = key, f"{key}.{part}"
+        value = value.get(part) if isinstance(value, Mapping) else None
+        if part not in items:
+            # Entries of a list are not written on a command line.
+            way_out = nearest(str(part), list(items), "" if "[" in before else f"{before}.")
+            yield ConfigError(key, value, "is not a known key", way_out)
+            return
+        node = items[part]
+    if error["type"] == "missing":
+        yield ConfigError(key, None, "has no value", node.way_out(key) or f"Add {key.rpartition('.')[2]} to {before}")
+    else:
+        yield _wrong(node, key, value)
 
 
-def _read_field(item: _Item, value: object, key: str, renamed: Renames, mistakes: list[ConfigError]) -> Any:
-    """None when the value is a mistake, which is then in `mistakes`."""
-    try:
-        if item.node is not None and hasattr(item.node, "parse"):
-            return item.node.parse(value)
-        if item.node is not None:
-            return _read_node(item.node, value, key, renamed, mistakes)
-        if isinstance(value, str) and f"{key}={value}" in renamed:
-            raise _renamed(key, value, renamed[f"{key}={value}"])
-        return read_value(item.hint, value, key=key, way_out=item.way_out(key))
-    except ConfigError as error:
-        mistakes += error.mistakes
-        return None
-
-
-def _unknown(key: str, name: str, value: object, valid: Sequence[str], renamed: Renames) -> ConfigError:
-    whole = f"{key}.{name}"
-    if whole in renamed:
-        return _renamed(whole, value, renamed[whole])
-    before = "" if "[" in key else f"{key}."  # entries of a list are not written on a command line
-    return ConfigError(whole, value, "is not a known key", nearest(name, valid, before))
-
-
-def _renamed(key: str, value: object, new: str) -> ConfigError:
-    return ConfigError(key, value, "was renamed", f"Write {new}")
-
-
-def _mistake(kind: Any, key: str, value: object, way_out: str) -> ConfigError:
-    expected = Expected.of(kind)
-    if expected.names:
-        names = [*expected.names, *(["null"] if expected.nullable else [])]
+def _wrong(node: _Schema, key: str, value: object, way_out: str = "") -> ConfigError:
+    if node.items():
+        return ConfigError(key, value, "must be a node with keys", nearest("", list(node.items())))
+    way_out = way_out or node.way_out(key)
+    if node.names:
+        names = [*node.names, *(["null"] if node.nullable else [])]
         return ConfigError(key, value, "is not known", way_out or nearest(str(value), names))
-    null = ", or null" if expected.nullable else ""
-    generic = f"Set {expected.way_out.replace('{key}', key)}{null}"
-    return ConfigError(key, value, f"must be {expected.text}", way_out or generic)
+    null = ", or null" if node.nullable else ""
+    generic = f"Set {node.example.replace('{key}', key)}{null}"
+    return ConfigError(key, value, f"must be {node.type} {node.bounds}".rstrip(), way_out or generic)
 
 
 @dataclass(frozen=True)
-class Expected:
-    """What a field may hold, in words: its type, bounds or names, and how a good value is set."""
+class _Schema:
+    """A part of a JSON schema, in words: `own` is the part, `found` what it refers to, `root` has the definitions."""
 
-    type: str
-    bounds: str = ""
-    way_out: str = "{key} to one"
-    names: tuple[str, ...] = ()
-    nullable: bool = False
+    own: Mapping[str, Any]
+    root: Mapping[str, Any]
+
+    @staticmethod
+    @cache
+    def of(kind: Any) -> _Schema:
+        root = _adapter(kind).json_schema()
+        for base in kind.__mro__[1:] if isinstance(kind, type) else ():  # pydantic reads the class's own texts alone
+            for name, item in _Schema.of(base).items().items() if is_dataclass(base) else ():
+                root["properties"][name].setdefault("description", item.meaning)
+        return _Schema(root, root)
 
     @property
-    def text(self) -> str:
-        return f"{self.type} {self.bounds}".rstrip()
+    def found(self) -> Mapping[str, Any]:
+        """The schema without references, and without null."""
+        options = [one for one in self.own.get("anyOf", [self.own]) if one.get("type") != "null"]
+        return self._resolved(options[0]) if len(options) == 1 else {"anyOf": options}
 
-    @classmethod
-    def of(cls, kind: Any) -> Expected:
-        """Of a type with its `Annotated`; one that has no words here is an error of the schema."""
-        found, names = inspect.type_info(kind), _literals(kind)
-        while isinstance(found, inspect.Metadata):
-            found = found.type
-        if not isinstance(found, inspect.UnionType):
-            return replace(_expected(found), names=names or _expected(found).names)
-        members = [_expected(member) for member in found.types if not isinstance(member, inspect.NoneType)]
-        nullable = len(members) < len(found.types)
-        if len(members) > 1:
-            return cls(" or ".join(member.type for member in members), nullable=nullable)
-        (only,) = members
-        return cls(only.type, only.bounds, only.way_out, names or only.names, nullable)
+    def _resolved(self, part: Mapping[str, Any]) -> Mapping[str, Any]:
+        name = part.get("$ref", "").rpartition("/")[2]
+        return cast(Mapping[str, Any], self.root["$defs"][name]) if name else part
+
+    def items(self) -> dict[str, _Schema]:
+        """The fields of a node, by name; none of a value."""
+        return {name: _Schema(inner, self.root) for name, inner in self.found.get("properties", {}).items()}
+
+    @property
+    def meaning(self) -> str:
+        return " ".join(str(self.own.get("description", "")).split())
+
+    @property
+    def nullable(self) -> bool:
+        return any(one.get("type") == "null" for one in self.own.get("anyOf", ()))
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(map(str, self.found.get("enum", [self.found["const"]] if "const" in self.found else ())))
+
+    @property
+    def type(self) -> str:
+        return self._type(self.found)
+
+    def _type(self, part: Mapping[str, Any]) -> str:
+        if "anyOf" in part:
+            return " or ".join(self._type(self._resolved(one)) for one in part["anyOf"])
+        match part.get("type"):
+            case "string":
+                return "a name" if self.names else "a text"
+            case "array":
+                return f"a list of {self._plural(part['items'])}" if part.get("items") else "a list"
+            case "object":
+                return f"a node of {self._plural(part.get('additionalProperties') or {})}"
+        return {"boolean": "true or false", "integer": "a whole number", "number": "a number"}.get(
+            str(part.get("type")), "a value"
+        )
+
+    def _plural(self, part: Mapping[str, Any]) -> str:
+        return " or ".join(f"{self._type(one).removeprefix('a ')}s" for one in part.get("anyOf", [part]))
+
+    @property
+    def bounds(self) -> str:
+        """Of a number: `above 0`, `above 0, at most 1`, `of at least 0` or `from -2 to 2`; nothing without bounds."""
+        found = self.found
+        least, most, above = (found.get(name) for name in ("minimum", "maximum", "exclusiveMinimum"))
+        if found.get("minLength"):
+            return "that is not empty"
+        if least is not None and most is not None:
+            return f"from {least:g} to {most:g}"
+        if above is not None:
+            return f"above {above:g}" + ("" if most is None else f", at most {most:g}")
+        return "" if least is None else f"of at least {least:g}"
+
+    @property
+    def example(self) -> str:
+        """How a good value is set."""
+        if self.found.get("type") == "boolean":
+            return "{key}=true or {key}=false"
+        least = self.found.get("minimum") if self.found.get("type") == "integer" else None
+        return "{key} to one" if least is None else f"{{key}}={least} or more"
+
+    def way_out(self, key: str) -> str:
+        """The way out of a bad value that the field has of its own; else empty."""
+        return str(self.own.get("way_out", "")).replace("{key}", key)
 
 
-def _literals(kind: Any) -> tuple[str, ...]:
-    """The names of a Literal as they were declared; msgspec sorts them."""
-    if get_origin(kind) is Literal:
-        return tuple(map(str, get_args(kind)))
-    return next((names for inner in get_args(kind) if (names := _literals(inner))), ())
+def way_out(text: str) -> Any:
+    """For a field's `Annotated`: the way out of a bad value, which may name the `{key}`."""
+    from pydantic import Field
 
-
-def _expected(found: Any) -> Expected:
-    match found:
-        case inspect.Metadata():
-            return _expected(found.type)
-        case inspect.BoolType():
-            return Expected("true or false", way_out="{key}=true or {key}=false")
-        case inspect.IntType():
-            way_out = "{key} to one" if found.ge is None else f"{{key}}={found.ge} or more"
-            return Expected("a whole number", _bounds(found), way_out)
-        case inspect.FloatType():
-            return Expected("a number", _bounds(found))
-        case inspect.StrType():
-            return Expected("a text", "that is not empty" if found.min_length else "")
-        case inspect.EnumType(cls=kind):
-            return Expected("a name", names=tuple(str(member.value) for member in kind))
-        case inspect.LiteralType(values=values):
-            return Expected("a name", names=tuple(map(str, values)))
-        case inspect.DictType(value_type=inner):
-            return Expected(f"a node of {_plural(inner)}")
-        case inspect.ListType(item_type=inner) | inspect.VarTupleType(item_type=inner):
-            return Expected(f"a list of {_plural(inner)}")
-    raise NotImplementedError(f"no words for {found}")
-
-
-def _plural(found: Any) -> str:
-    members = found.types if isinstance(found, inspect.UnionType) else (found,)
-    return " or ".join(f"{_expected(member).type.removeprefix('a ')}s" for member in members)
-
-
-def _bounds(found: Any) -> str:
-    """Of a number: `above 0`, `above 0, at most 1`, `of at least 0` or `from -2 to 2`; nothing without bounds."""
-    if found.ge is not None and found.le is not None:
-        return f"from {found.ge:g} to {found.le:g}"
-    if found.gt is not None:
-        return f"above {found.gt:g}" + ("" if found.le is None else f", at most {found.le:g}")
-    return "" if found.ge is None else f"of at least {found.ge:g}"
+    return Field(json_schema_extra={"way_out": text})

@@ -45,7 +45,7 @@ class AdvantageTrainer(TrainerSetup):
     def _own_advantage(self, batch: Any, metrics: dict[str, Any]) -> Any:
         """By an estimator of this package; masks the rows that it leaves out of training."""
         turns = read_turns(batch) if self.config.algorithm.adv_estimator in OF_TURNS else None
-        estimate = OwnEstimate(turns, self.seamless.turns)
+        estimate = OwnEstimate(turns, self.seamless.turns.depth)
         with rebound(trainer_base, compute_advantage_for_multi_trajectories=estimate):
             batch = super()._compute_advantage(batch, metrics)
         metrics.update(estimate.metrics)

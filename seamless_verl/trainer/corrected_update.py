@@ -20,7 +20,7 @@ from seamless_verl.algorithms.clipped import log_ratio
 from seamless_verl.algorithms.ess_scaling import WeightSums, total, weight_sums
 from seamless_verl.algorithms.loss_call import CONTEXT, LossCall, during
 from seamless_verl.config.checks.corrections import OWN_LOSSES
-from seamless_verl.config.correction_settings import CorrectionConfig
+from seamless_verl.config.schema import CorrectionConfig
 from seamless_verl.platform.adaptation import rebound
 
 UPDATE = "seamless_update"
@@ -32,8 +32,6 @@ def update_numbers(correction: CorrectionConfig, step: int, update: int, updates
     return {
         "proximal": step - 1 + update / updates,
         "share": 1 / updates,  # of a version
-        "truncate": correction.truncate,
-        "m2_threshold": correction.m2_threshold,
         "scale_lr": correction.scale_lr,
     }
 
@@ -108,8 +106,6 @@ class CorrectedUpdates:
                 padded(versions, mask.long(), CONTEXT),
                 proximal,
                 proximal + self.numbers["share"] * self.done / self.steps,
-                self.numbers["truncate"],
-                self.numbers["m2_threshold"],
             )
         )
 

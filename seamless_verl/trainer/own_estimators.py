@@ -16,7 +16,6 @@ from verl.trainer.ppo.ray_trainer import compute_advantage
 from seamless_verl.agent_loops.rows import TURN_COLUMNS
 from seamless_verl.algorithms import hgpo, median, novelty
 from seamless_verl.algorithms.estimate import NO_TURNS, Estimate, RowTurns, Turns, during
-from seamless_verl.config.turn_settings import TurnsConfig
 from seamless_verl.trainer.session_weight import outcome_rows, put_advantages, rows_of_sessions
 from seamless_verl.trainer.token_mask import own_keys
 
@@ -28,11 +27,11 @@ class OwnEstimate:
     """Stands for verl's `compute_advantage_for_multi_trajectories` in one call, and keeps what the estimator reports.
 
     After the call, `untrained` are the keys of the rows with tokens to train that are left out of training. `turns` are
-    by the rows' keys, for an estimator that compares turns, with its `settings`.
+    by the rows' keys, for an estimator that compares turns, with `depth` earlier observations.
     """
 
-    def __init__(self, turns: Mapping[str, RowTurns] | None = None, settings: TurnsConfig | None = None) -> None:
-        self.turns, self.settings = turns, settings or TurnsConfig()
+    def __init__(self, turns: Mapping[str, RowTurns] | None = None, depth: int = 2) -> None:
+        self.turns, self.depth = turns, depth
         self.untrained: list[str] = []
         self.metrics: dict[str, float] = {}
 
@@ -42,7 +41,7 @@ class OwnEstimate:
         of_session = outcome_rows(batch_keys, mask, sessions)
         if self.turns is not None:
             rows = [self.turns.get(key, NO_TURNS) for key in batch_keys]
-            estimate.turns = Turns(rows, sessions, of_session, self.settings.depth, self.settings.discount)
+            estimate.turns = Turns(rows, sessions, of_session, self.depth)
             return self._of_turns(estimate, data, adv_estimator, arguments)
         with during(estimate):
             outcome = compute_advantage(data.select_idxs(of_session), adv_estimator=adv_estimator, **arguments)

@@ -51,7 +51,7 @@ class PromptSubmittingTrainer(PPOTrainer):  # type: ignore[misc]
     commit: WeightCommit
     deferring: tuple[Sequence[str], BackgroundTask[None]] | None = None  # the prompts that a step left over
     prepared: dict[str, Any] | Exception | None = None  # by `begin_next_step`, for the step that begins next
-    lengths: LengthRecord | None = None  # of the samples, where `seamless.record_lengths` asks for them
+    lengths: LengthRecord | None = None  # of the samples, where `seamless.record` asks for them
 
     def __init__(self, config: DictConfig) -> None:
         self.step_batches = self.trained = 0  # mini-batches taken, in this step and in all

@@ -28,7 +28,7 @@ from typing import Any
 
 import ray
 
-from seamless_verl.config.wait_settings import WatchdogConfig
+from seamless_verl.config.schema import WatchdogConfig
 from seamless_verl.data_plane.client import DataPlaneClient, PlacedReplica
 from seamless_verl.errors import ReplicaLostError, shorten
 from seamless_verl.rollout.restarts import LossReason, ReplicaLoss, Restarts, RestartStage
@@ -39,7 +39,7 @@ logger = logging.getLogger(__name__)
 WAITING_S = 60.0  # between two lines on a replica that waits for devices
 LOOK_S = 2.0  # between two looks for replicas that were given up
 REPLY_S = 10.0  # for the data plane's reply; it may be starting again itself
-SETTING = "seamless.replica_restarts"
+SETTING = "seamless.restarts"
 ABOUT_TO_CONNECT = frozenset({RestartStage.STARTING, RestartStage.STARTED})
 
 

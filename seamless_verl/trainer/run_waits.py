@@ -14,7 +14,7 @@ from typing import Any
 
 import ray
 
-from seamless_verl.config.wait_settings import WatchdogConfig
+from seamless_verl.config.schema import WatchdogConfig
 from seamless_verl.data_plane.waits import PlaneWaits, group_name, server_name
 from seamless_verl.runtime.actor_death import ACTOR_GONE
 from seamless_verl.runtime.process import own_stacks, stack_report

@@ -19,11 +19,12 @@ from verl.trainer.ppo.utils import Role
 from verl.trainer.ppo.v1 import trainer_base
 from verl.utils.config import omega_conf_to_dataclass
 
-from seamless_verl.config.checks.settings import Settings
 from seamless_verl.config.planning import choose_handover, plan_of
 from seamless_verl.config.schema import Handover, KvOnUpdate, SeamlessConfig
+from seamless_verl.config.settings import Settings
 from seamless_verl.data_plane.client import DataPlaneClient, PlacedReplica, living_replies
 from seamless_verl.data_plane.server_calls import ServerCalls
+from seamless_verl.journal.recorded import parse_policy
 from seamless_verl.platform.adaptation import rebound
 from seamless_verl.replica.server import SeamlessReplica
 from seamless_verl.resources.ledger.activity import DeviceUse, NodeActivity
@@ -52,7 +53,6 @@ from seamless_verl.trainer.scheduling_checkpoint import RECORDING
 from seamless_verl.trainer.servers import FirstRanks, SeamlessServers, StartedServers
 from seamless_verl.trainer.validation_curve import ValidationCurve
 from seamless_verl.trainer.workers import SeamlessActorWorker, SeamlessCriticWorker, SeamlessWorkerGroup
-from seamless_verl.trajectory.policies import make_policy
 from seamless_verl.weights.commit import Transfer, WeightCommit
 
 logger = logging.getLogger(__name__)
@@ -72,13 +72,13 @@ class TrainerSetup(SamplingTrainer):
         self.pools: TagPools | None = None
         self._enable_hybrid_replicas = self.layout.shares_devices  # read by verl's _setup
         self.handover = choose_handover(settings).handover
-        self.token_policy = make_policy(self.seamless.tokens.policy, self.seamless.tokens.older_than)
+        self.token_policy = parse_policy(self.seamless.tokens.policy)
         self.weighs_sessions = self.seamless.tokens.weigh == "session"
         self.group_details = defaultdict[str, dict[str, Any]](dict)  # by prompt, of this step's groups, for the journal
         self.saved: list[int] = []  # steps whose checkpoints this run saved, and did not remove
         self.curve = ValidationCurve.beside(config.trainer.default_local_dir)
         self.step_metrics = StepMetrics.beside(config.trainer.default_local_dir)
-        if self.seamless.record_lengths:
+        if self.seamless.record:
             self.lengths = LengthRecord.beside(config.trainer.default_local_dir)
         describe(config, self.seamless, self.layout).write(Path(config.trainer.default_local_dir))
         self.commit: WeightCommit
@@ -142,7 +142,7 @@ class TrainerSetup(SamplingTrainer):
         self.starter = ReplicaStarter(
             self.servers,
             self.data_plane,
-            limit=self.seamless.replica_restarts,
+            limit=self.seamless.restarts,
             noticed_s=noticed_s(self.seamless.watchdog),
             keep_kv=keep_kv,
             must_wait=lambda placed: placed.shares_device and self._share_accelerators,
@@ -188,7 +188,7 @@ class TrainerSetup(SamplingTrainer):
 
     def _lending_policy(self) -> LendingPolicy:
         policy = lending_policy(self.seamless.lending)
-        if not self.seamless.record_lending:
+        if not self.seamless.record:
             return policy
         return RecordedPolicy(policy, self.seamless.lending, Path(self.config.trainer.default_local_dir, RECORDING))
 
@@ -200,7 +200,6 @@ class TrainerSetup(SamplingTrainer):
             self.actor_rollout_wg,
             replicas,
             Transfer(engine, self.actor_rollout_wg, standalone) if standalone else None,
-            at_once=self.seamless.weights.at_once,
             released=self.handover.cuts_calls,
             syncing=partial(self.device_time.doing, DeviceUse.SYNC),
             hosts=self.data_plane.hosts,

@@ -119,7 +119,7 @@ class SeamlessTaskRunner(plain_class(TaskRunnerV1)):  # type: ignore[misc]
         for warning in clock_warnings(trainer.training_actors() | trainer.watched_actors()):
             logger.warning(warning)
         if loops is not None:
-            loops.begin_watch(trainer.seamless.loop_worker_restarts, trainer.data_plane.actors)
+            loops.begin_watch(trainer.seamless.restarts, trainer.data_plane.actors)
         recoveries = Recoveries(trainer.data_plane.actor, loops)
         self.deaths = DeathWatch(self.needed_actors, nodes.describe, recoveries.starts_again, recoveries.start_again)
         watchdog = Watchdog(

@@ -219,7 +219,7 @@ class SeamlessTrainer(AdvantageTrainer):
     def _record_groups(self) -> None:
         """What became of groups since the last call, into the journal, and their lengths where they are recorded."""
         self.await_deferred()  # a step that computes nothing, before an actor's warm-up has ended, did not
-        details = {"policy": self.seamless.tokens.policy_text, "version": self.global_steps - 1}
+        details = {"policy": self.seamless.tokens.policy, "version": self.global_steps - 1}
         groups = self.replay_buffer.take_decided(self.global_steps, details, self.group_details)
         self.group_details.clear()
         self.data_plane.record_groups(groups if self.seamless.gateway.enabled else [])

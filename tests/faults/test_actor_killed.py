@@ -15,7 +15,7 @@ from seamless_verl.errors import ActorLostError
 from seamless_verl.trainer.deaths import DeathWatch
 
 pytestmark = [pytest.mark.integration, pytest.mark.long]
-STEPS = {"trainer.total_training_steps": 50, "seamless.max_staleness": 0, "seamless.loop_worker_restarts": 0}
+STEPS = {"trainer.total_training_steps": 50, "seamless.max_staleness": 0, "seamless.restarts": 0}
 END_S = 60.0  # with the end of all other processes; the death itself is seen within CHECKS_S
 
 

@@ -90,10 +90,10 @@ SMALL = {"trainer.default_local_dir": "small"}  # relative to the job's folder
 WAYS: dict[str, tuple[dict[str, Any], Act]] = {
     "the reward function calls os._exit": (rewarded("exits"), due),
     "the reward function raises": (rewarded("raises"), due),
-    "an agent loop worker is killed too often": ({"seamless.loop_worker_restarts": 0}, kill("SeamlessAgentLoopWorker")),
+    "an agent loop worker is killed too often": ({"seamless.restarts": 0}, kill("SeamlessAgentLoopWorker")),
     "a trainer worker is killed": ({}, kill("WorkerDict")),
     "the task runner is killed": ({}, kill("SeamlessTaskRunner")),
-    "the last replica is killed": ({"seamless.replica_restarts": 0}, kill("SeamlessServer")),
+    "the last replica is killed": ({"seamless.restarts": 0}, kill("SeamlessServer")),
     "TransferQueue is killed": ({}, kill("TransferQueueController")),
     "the driver is killed": (SAVED, kill_driver),
     "Ray's GCS is killed": ({}, kill("gcs_server")),

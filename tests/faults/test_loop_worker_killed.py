@@ -77,7 +77,7 @@ def test_its_prompts_begin_again(nano: Path, tmp_path: Path, agents: str) -> Non
 def test_a_worker_that_dies_too_often_ends_the_run(nano: Path, tmp_path: Path) -> None:
     overrides = {
         "trainer.total_training_steps": 50,
-        "seamless.loop_worker_restarts": 1,
+        "seamless.restarts": 1,
         "actor_rollout_ref.rollout.agent.num_workers": 1,
     }
     job = Job(tmp_path, nano, SEAMLESS, overrides, {}).start()

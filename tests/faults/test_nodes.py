@@ -38,7 +38,7 @@ def job_on(nodes: Nodes, folder: Path, data: Path, *, engines: int, **options: A
     overrides = AGENT | {
         "seamless__resources": RESOURCES.replace("COUNT", str(engines)),
         "seamless__max_staleness": 0,
-        "seamless__replica_restarts": 3,
+        "seamless__restarts": 3,
         "actor_rollout_ref__rollout__checkpoint_engine__backend": "gloo",
         "actor_rollout_ref__rollout__agent__default_agent_loop": "held_at_end",
         "+ray_kwargs__ray_init__runtime_env__env_vars__VERL_FILE_LOGGER_PATH": folder / "metrics.jsonl",

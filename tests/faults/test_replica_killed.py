@@ -14,7 +14,7 @@ STEPS = {
     "trainer.n_gpus_per_node": 2,
     "trainer.total_training_steps": 5,
     "seamless.max_staleness": 0,
-    "seamless.replica_restarts": 0,
+    "seamless.restarts": 0,
 }
 
 

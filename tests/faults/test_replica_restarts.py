@@ -22,7 +22,7 @@ STEPS = 8  # so that the kill, which takes a look at all processes, comes long b
 OPTIONS = AGENT | {
     "trainer__total_training_steps": STEPS,
     "seamless__max_staleness": 0,
-    "seamless__replica_restarts": 3,
+    "seamless__restarts": 3,
 }
 
 
@@ -73,7 +73,7 @@ def test_the_others_serve_until_a_replica_is_back(nano: Path, tmp_path: Path) ->
         "trainer.n_gpus_per_node": 2,
         "trainer.total_training_steps": last,
         "seamless.max_staleness": 0,
-        "seamless.replica_restarts": 1,
+        "seamless.restarts": 1,
         "reward.custom_reward_function.path": DATA / "held_reward.py",
     }
     job = Job(tmp_path, nano, SEAMLESS, options, {"HELD_WHILE_EXISTS": str(held)}).start()
@@ -101,7 +101,7 @@ def test_a_server_that_hangs_is_absent_until_it_replies(nano: Path, tmp_path: Pa
         nano,
         trainer__n_gpus_per_node=2,
         trainer__total_training_steps=12,
-        seamless__replica_restarts=0,
+        seamless__restarts=0,
         seamless__watchdog__transition_s=10,
         actor_rollout_ref__rollout__agent__default_agent_loop="held",
     )

@@ -23,7 +23,7 @@ OPTIONS = (
     | {
         "trainer__total_training_steps": 2,
         "seamless__max_staleness": 0,
-        "seamless__replica_restarts": 3,
+        "seamless__restarts": 3,
         "seamless__watchdog__transition_s": TRANSITION_S,
         "seamless__watchdog__group_s": GROUP_S,
         "actor_rollout_ref__rollout__agent__default_agent_loop": "one_stuck",

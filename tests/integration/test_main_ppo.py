@@ -121,7 +121,7 @@ def test_the_users_wish_for_full_errors_stays(monkeypatch: pytest.MonkeyPatch) -
         (["+platform=cpu"], "platform='cpu': exists already, and + only adds. Write platform=cpu"),
         (["--config-dir", str(RECIPE), "--config-name", "config"], "$DATA=None: the environment variable DATA is not"),
         (["seamless.max_staleness=${no.such}"], "seamless.max_staleness=None: cannot be resolved"),
-        (["seamless.weights.at_once=${oc.env:NO_SUCH}"], "$NO_SUCH=None: the environment variable NO_SUCH is not"),
+        (["seamless.max_staleness=${oc.env:NO_SUCH}"], "$NO_SUCH=None: the environment variable NO_SUCH is not"),
     ],
 )
 def test_the_whole_command_ends_with_code_2_and_leaves_nothing(

@@ -19,8 +19,8 @@ from pyarrow import parquet
 
 from seamless_verl.config import preflight, register_search_path
 from seamless_verl.config.checks import RefusedConfigError
-from seamless_verl.config.checks.settings import Config, Problem
 from seamless_verl.config.composing import HERE, verl_config_dir
+from seamless_verl.config.settings import Config, Problem
 
 QWEN3 = {
     "architectures": ["Qwen3ForCausalLM"],

@@ -22,7 +22,7 @@ from verl.workers.config import McoreActorConfig, McoreCriticConfig, TrainingWor
 from verl.workers.engine_workers import TrainingWorker
 from verl.workers.utils.losses import ppo_loss, value_loss
 
-from seamless_verl.config.correction_settings import CorrectionConfig
+from seamless_verl.config.schema import CorrectionConfig
 from seamless_verl.errors import NotFiniteError
 from seamless_verl.platform.engine import register_engines
 from seamless_verl.trainer.corrected_update import UPDATE, CorrectedUpdates, update_numbers

@@ -122,7 +122,7 @@ class Plane:
                     },
                 },
                 "trainer": {"default_local_dir": str(folder)},
-                "seamless": {"gateway": gateway, "replica_restarts": restarts},
+                "seamless": {"gateway": gateway, "restarts": restarts},
             }
         )
         self.servers = [ray.remote(StubServer).options(num_cpus=0).remote(i, delay_s) for i in range(replicas)]

@@ -98,7 +98,7 @@ def test_verls_mistakes_are_named_beside_ours(tmp_path: Path) -> None:
     batch, heat = "data.train_batch_size", "actor_rollout_ref.rollout.temperature"
     verls = (f"{batch}=abc", f"{heat}=hot")
     assert refused_keys(tmp_path, *verls) == [heat, batch]
-    bound, gateway = "seamless.max_staleness", "seamless.gateway.max_calls"
+    bound, gateway = "seamless.max_staleness", "seamless.gateway.shards"
     assert refused_keys(tmp_path, f"{bound}=-1", f"{gateway}=0", *verls) == [bound, gateway, heat, batch]
     assert refused_keys(tmp_path, f"{bound}=${{no.such}}", *verls) == [bound, heat, batch]
     assert refused_keys(tmp_path, "seamless.no_such_key=1", *verls) == ["seamless.no_such_key", heat, batch]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from seamless_verl.algorithms.samplers.dars import Dars
+from seamless_verl.algorithms.samplers.dars import Dars, DarsHardness
 from seamless_verl.algorithms.samplers.gdro import Gdro
 from seamless_verl.algorithms.samplers.history import GroupResult, PromptHistories, PromptHistory
 from seamless_verl.algorithms.samplers.sampler import (
@@ -40,7 +40,13 @@ __all__ = (
     "sampler_named",
 )
 
-SAMPLERS: dict[str, type[BaseSampler]] = {"dars": Dars, "gdro": Gdro, "srpo": Srpo, "xrpo": Xrpo}
+SAMPLERS: dict[str, type[BaseSampler]] = {
+    "dars": Dars,
+    "dars_hardness": DarsHardness,
+    "gdro": Gdro,
+    "srpo": Srpo,
+    "xrpo": Xrpo,
+}
 
 
 def sampler_named(name: str) -> type[BaseSampler]:

@@ -42,7 +42,7 @@ def extra_samples(first: GroupResult, schedule: str, most: int) -> int:
 class Dars(BaseSampler):
     """Reopens groups of hard prompts once, and drops groups without an advantage."""
 
-    OPTIONS: ClassVar[tuple[str, ...]] = ("schedule", "most")
+    OPTIONS: ClassVar[tuple[str, ...]] = ("most",)
     REOPENS: ClassVar[bool] = True
 
     def __init__(self, *, schedule: str = "equal", most: int | None = None) -> None:
@@ -59,3 +59,10 @@ class Dars(BaseSampler):
             how = "wrong" if group.result.all_wrong else "right"
             return GroupVerdict(drop=f"all of its {group.result.samples} samples were {how}")
         return TRAIN_IT
+
+
+class DarsHardness(Dars):
+    """The same with DARS's other schedule, which gives hard prompts more weight than middling ones."""
+
+    def __init__(self, *, most: int | None = None) -> None:
+        super().__init__(schedule="hardness", most=most)

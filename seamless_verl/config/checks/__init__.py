@@ -47,6 +47,7 @@ from seamless_verl.config.checks.gateway import (
     check_port,
     check_public_address,
     check_shards,
+    check_view,
 )
 from seamless_verl.config.checks.hosts import (
     check_assertions,
@@ -77,34 +78,30 @@ from seamless_verl.config.checks.modes import (
 from seamless_verl.config.checks.queue import check_queue_room
 from seamless_verl.config.checks.samplers import check_sampler
 from seamless_verl.config.checks.serve_options import check_engine_options, check_options, check_reasoning
-from seamless_verl.config.checks.settings import Check, Problem, RefusedConfigError, Settings, named_by_variable
 from seamless_verl.config.checks.tools import check_function_tools, check_tool_format, check_tools
-from seamless_verl.config.checks.unused import check_cpu_settings, check_unused
+from seamless_verl.config.checks.unused import check_unused
 from seamless_verl.config.checks.values import (
     check_choices,
     check_flags,
     check_logprobs_mode,
     check_missing,
     check_numbers,
-    check_renamed_code,
     check_temperature,
 )
-from seamless_verl.config.checks.view import check_view, check_view_address
 from seamless_verl.config.checks.visible import check_visible_devices
 from seamless_verl.config.joining import check_joined
+from seamless_verl.config.settings import Check, Problem, RefusedConfigError, Settings, named_by_variable
 
 __all__ = ["CHECKS", "Problem", "RefusedConfigError", "Settings", "find_problems", "preflight", "preflight_of_plan"]
 
 # In the order in which mistakes should be corrected: later ones often follow from earlier ones.
 CHECKS: tuple[Check, ...] = (
     check_mode,
-    check_renamed_code,
     check_missing,
     check_keys,
     check_engine,
     check_seamless,
     check_unused,
-    check_cpu_settings,
     check_chosen_loss,
     check_own_losses,
     check_lone_samples,
@@ -119,7 +116,6 @@ CHECKS: tuple[Check, ...] = (
     check_public_address,
     check_journal,
     check_view,
-    check_view_address,
     check_options,
     check_reasoning,
     check_engine_options,
@@ -201,7 +197,6 @@ OF_THIS_MACHINE: Mapping[Check, str] = {
     check_loggers: "the loggers' packages",
     check_port: "free ports",
     check_journal: "the journal's file",
-    check_view_address: "free ports",
     check_resume: "the checkpoint to resume from",
     check_folder: "the checkpoint folder",
 }

@@ -17,8 +17,8 @@ from pathlib import Path
 from seamless_verl.config.checks.agents import DEFAULT, LOOPS, SCHEMAS, known_loops, loops_of
 from seamless_verl.config.checks.files import FILE_KEYS
 from seamless_verl.config.checks.lengths import parquet_files
-from seamless_verl.config.checks.settings import Problem, Settings, check
 from seamless_verl.config.checks.tools import FUNCTIONS, TOOLS
+from seamless_verl.config.settings import Problem, Settings, check
 from seamless_verl.runtime.fields import nearest
 
 COLUMN = "agent_name"

@@ -26,13 +26,12 @@ from seamless_verl.agents.settings import (
     read_settings,
 )
 from seamless_verl.config.checks.hosts import has_own_code
-from seamless_verl.config.checks.model import OUR_ENGINES
-from seamless_verl.config.checks.paths import looking_at, read_yaml
-from seamless_verl.config.checks.roles import brings_code
-from seamless_verl.config.checks.settings import Problem, Settings, check
 from seamless_verl.config.checks.sources import check_call, check_dotted, check_name, find_module
 from seamless_verl.config.composing import verl_config_dir
-from seamless_verl.config.renames import renamed_code
+from seamless_verl.config.model import OUR_ENGINES
+from seamless_verl.config.paths import looking_at, read_yaml
+from seamless_verl.config.roles import brings_code
+from seamless_verl.config.settings import Problem, Settings, check
 from seamless_verl.errors import ConfigError
 from seamless_verl.runtime.fields import nearest
 
@@ -155,8 +154,6 @@ def _problems(body: Callable[[], None]) -> list[Problem]:
 
 
 def _check_target(settings: Settings, key: str, target: str) -> None:
-    if (new := renamed_code(target)) is not None:
-        raise ConfigError(key, target, "was renamed", f"Write {new}")
     if not brings_code(settings):
         check_dotted(key, target, target, "Install it, or put its folder on PYTHONPATH")
 

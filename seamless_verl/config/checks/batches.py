@@ -15,15 +15,15 @@ verl/workers/engine/utils.py `prepare_micro_batches`, verl/workers/rollout/vllm_
 
 from __future__ import annotations
 
-from seamless_verl.config.checks.model import MODEL, PATH, model_config, text_config
-from seamless_verl.config.checks.roles import (
+from seamless_verl.config.model import MODEL, PATH, model_config, text_config
+from seamless_verl.config.roles import (
     ROLLOUT_KEY,
     data_parallel_size,
     needs_critic,
     needs_reference,
     sequence_parallel_size,
 )
-from seamless_verl.config.checks.settings import Problem, Settings, check
+from seamless_verl.config.settings import Problem, Settings, check
 
 TRAIN = "data.train_batch_size"
 MINI = "actor_rollout_ref.actor.ppo_mini_batch_size"

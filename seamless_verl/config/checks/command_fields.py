@@ -16,7 +16,7 @@ from seamless_verl.config.checks.agent_names import COLUMN, loops_of_rows
 from seamless_verl.config.checks.agents import LOOPS, SCHEMAS, loops_of
 from seamless_verl.config.checks.files import FILE_KEYS, Footer, footer_of
 from seamless_verl.config.checks.lengths import parquet_files
-from seamless_verl.config.checks.settings import Problem, Settings, check
+from seamless_verl.config.settings import Problem, Settings, check
 from seamless_verl.errors import ConfigError
 
 ADDED = frozenset({"prompt", "uid", "index", "extra_info"})  # to each task, whatever its row has

@@ -7,8 +7,8 @@ legacy trainer, `trainer.use_v1=False`, hands the rest to its loss.
 
 from __future__ import annotations
 
-from seamless_verl.config.checks.settings import Problem, Settings, check
-from seamless_verl.config.correction_settings import CORRECTED_STALENESS, HARMLESS_STALENESS
+from seamless_verl.config.schema import CORRECTED_STALENESS, HARMLESS_STALENESS
+from seamless_verl.config.settings import Problem, Settings, check
 
 CORRECTION = "algorithm.rollout_correction"
 POLICY_LOSS = "actor_rollout_ref.actor.policy_loss"
@@ -72,8 +72,8 @@ def check_staleness(settings: Settings) -> list[Problem]:
     if settings.mode != "seamless" or bound <= HARMLESS_STALENESS or masks(settings):
         return []
     if corrects(settings):
-        oldest = bound if settings.seamless.tokens.policy == "train_all" else settings.seamless.tokens.older_than
-        return [_not_compared(bound)] if min(bound, oldest) > CORRECTED_STALENESS else []
+        older = settings.seamless.tokens.older_than
+        return [_not_compared(bound)] if min(bound, bound if older is None else older) > CORRECTED_STALENESS else []
     loss = settings.get(LOSS_MODE, "vanilla")
     reason = f"trains tokens that are {bound} versions old with loss_mode={loss}, which does not correct for that"
     way_out = (
@@ -102,4 +102,4 @@ def corrects(settings: Settings) -> bool:
 def masks(settings: Settings) -> bool:
     """Whether no token is trained that is older than does little harm."""
     tokens = settings.seamless.tokens
-    return tokens.policy != "train_all" and tokens.older_than <= HARMLESS_STALENESS
+    return tokens.policy != "train_all" and (tokens.older_than or 0) <= HARMLESS_STALENESS

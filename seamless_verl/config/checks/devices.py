@@ -9,7 +9,8 @@ Sources: megatron/core/parallel_state.py `initialize_model_parallel`, verl/worke
 
 from __future__ import annotations
 
-from seamless_verl.config.checks.roles import (
+from seamless_verl.config.checks.visible import available_devices, of_list
+from seamless_verl.config.roles import (
     MEGATRON,
     ROLLOUT_KEY,
     MegatronSizes,
@@ -23,8 +24,7 @@ from seamless_verl.config.checks.roles import (
     trainer_world,
     uses_megatron,
 )
-from seamless_verl.config.checks.settings import Problem, Settings, check
-from seamless_verl.config.checks.visible import available_devices, of_list
+from seamless_verl.config.settings import Problem, Settings, check
 from seamless_verl.resources.memory_fit import MemoryProblem, memory_problems
 from seamless_verl.resources.placement import verl_fields
 from seamless_verl.resources.tags import KEY, ROLLOUT, TRAIN, Layout, Resources
@@ -66,15 +66,12 @@ def check_devices(settings: Settings) -> list[Problem]:
 
 @check
 def check_cores(settings: Settings) -> list[Problem]:
-    """On the CPU platform each pinned device has a core of its own; in a cluster that exists each node has its own."""
+    """A warning where devices of the CPU platform share cores; in a cluster that exists each node has its own."""
     cpu, cores = settings.seamless.cpu, settings.host.cores
     if settings.host.accelerator or joins_cluster(settings) or cpu.device_count <= cores:
         return []
     key, reason = "seamless.cpu.devices", f"is more than the {cores} cores this process may use"
-    if cpu.pin:
-        way_out = f"Set {key}={cores}, or seamless.cpu.pin=false to let devices share cores"
-        return [Problem(key, cpu.devices, reason, way_out)]
-    return [Problem(key, cpu.devices, reason, "Devices will share cores and time", warning=True)]
+    return [Problem(key, cpu.devices, reason, f"Devices share cores and time. Set {key}={cores} or less", warning=True)]
 
 
 @check
@@ -112,7 +109,7 @@ def _too_many(settings: Settings, resources: Resources, available: str) -> Probl
     reason = f"its machines have {resources.size} devices ({sizes}) and there are {available}"
     more = "add devices"
     if not settings.host.accelerator:
-        more = "share cores: seamless.cpu.devices=<number> seamless.cpu.pin=false"
+        more = "share cores: seamless.cpu.devices=<number>"
     return Problem(RESOURCES, resources.summary(), reason, f"Lower count or devices of a group, or {more}")
 
 
@@ -120,7 +117,7 @@ def _fewer(settings: Settings, largest: str) -> str:
     keys = f"Lower {largest}.n_gpus_per_node or {largest}.nnodes"
     if settings.host.accelerator:
         return f"{keys}, or add devices"
-    return f"{keys}, or share cores: seamless.cpu.devices=<number> seamless.cpu.pin=false"
+    return f"{keys}, or share cores: seamless.cpu.devices=<number>"
 
 
 STALENESS = "seamless.max_staleness"

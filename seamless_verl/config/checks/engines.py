@@ -9,8 +9,8 @@ transformer/transformer_config.py and transformer/moe/grouped_gemm_util.py.
 
 from __future__ import annotations
 
-from seamless_verl.config.checks.roles import needs_critic, needs_reference, uses_megatron
-from seamless_verl.config.checks.settings import Problem, Settings, check
+from seamless_verl.config.roles import needs_critic, needs_reference, uses_megatron
+from seamless_verl.config.settings import Problem, Settings, check
 
 KERNELS = {
     "apply_rope_fusion": "Transformer Engine",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from seamless_verl.config.checks.settings import Problem, Settings, check
+from seamless_verl.config.settings import Problem, Settings, check
 
 ESTIMATOR = "algorithm.adv_estimator"
 SESSIONS = "actor_rollout_ref.rollout.n"

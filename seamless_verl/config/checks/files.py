@@ -17,12 +17,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from seamless_verl.config.checks.batches import TRAIN
-from seamless_verl.config.checks.model import model_config
 from seamless_verl.config.checks.modes import VERL_MODES
-from seamless_verl.config.checks.paths import existing_folder, lock_error, looking_at, write_error
-from seamless_verl.config.checks.roles import brings_code, joins_cluster, trains_adapter
-from seamless_verl.config.checks.settings import AbsentError, Problem, Settings, check
 from seamless_verl.config.checks.sources import check_dotted, check_name
+from seamless_verl.config.model import model_config
+from seamless_verl.config.paths import existing_folder, lock_error, looking_at, write_error
+from seamless_verl.config.roles import brings_code, joins_cluster, trains_adapter
+from seamless_verl.config.settings import AbsentError, Problem, Settings, check
 from seamless_verl.config.verl_keys import ENGINE, RESERVED_COLUMNS
 from seamless_verl.errors import ConfigError
 from seamless_verl.resources.memory_fit import gigabytes

@@ -12,10 +12,11 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from seamless_verl.config.checks.agents import LOOPS, OURS, loops_of
-from seamless_verl.config.checks.paths import existing_folder, looking_at, write_error
-from seamless_verl.config.checks.roles import joins_cluster
-from seamless_verl.config.checks.settings import Problem, Settings, check
-from seamless_verl.config.gateway_settings import JOURNAL as JOURNAL_NAME
+from seamless_verl.config.paths import existing_folder, looking_at, write_error
+from seamless_verl.config.roles import joins_cluster
+from seamless_verl.config.schema import JOURNAL as JOURNAL_NAME
+from seamless_verl.config.schema import LAST_PORT
+from seamless_verl.config.settings import Problem, Settings, check
 from seamless_verl.errors import ConfigError, JournalError
 from seamless_verl.journal.checking import check_file
 from seamless_verl.runtime.locks import is_locked, lock_file, missing_locks
@@ -26,7 +27,6 @@ PORT, JOURNAL = "seamless.gateway.port", "seamless.gateway.journal"
 SHARDS, CALLS = "seamless.gateway.shards", "actor_rollout_ref.rollout.max_num_seqs"
 ADDRESS = "seamless.gateway.public_address"
 SQLITE = b"SQLite format 3\0"
-LAST_PORT = 65535
 
 
 @check
@@ -152,3 +152,38 @@ def _writable(key: str, value: str, path: Path, way_out: str) -> None:
 def _is_database(path: Path) -> bool:
     with path.open("rb") as file:
         return file.read(len(SQLITE)) in (SQLITE, b"")
+
+
+VIEW = "seamless.view"
+
+
+@check
+def check_view(settings: Settings) -> list[Problem]:
+    """The view shows what our trainer writes, where this machine can listen."""
+    address = settings.seamless.view_address
+    if address is None:
+        return []
+    if settings.mode != "seamless":
+        reason = "only the seamless trainer writes what the view shows"
+        return [Problem(VIEW, settings.seamless.view, reason, f"Set trainer.v1.trainer_mode=seamless, or {VIEW}=null")]
+    found = [] if settings.host.elsewhere else _cannot_listen(settings, *address)
+    if joins_cluster(settings):
+        reason = "the view runs where this command runs, and the trainer may write its folder on another machine"
+        way_out = "Set trainer.default_local_dir to a folder that all machines share"
+        found.append(Problem(VIEW, settings.seamless.view, reason, way_out, warning=True))
+    return found
+
+
+def _cannot_listen(settings: Settings, host: str, port: int) -> list[Problem]:
+    value, gateway = settings.seamless.view, settings.seamless.gateway
+    way_out = f"Set {VIEW}={host}:0 for any port that is free"
+    if port and gateway.enabled and port in range(gateway.port, gateway.port + gateway.shards):
+        return [Problem(VIEW, value, "is a port of the gateway", way_out)]
+    for tried in dict.fromkeys((0, port)):
+        try:
+            socket.create_server((host, tried)).close()
+        except OSError as error:
+            if not tried:
+                way_out = f"Set {VIEW}=127.0.0.1:{port}, or 0.0.0.0:{port} for every address"
+            return [Problem(VIEW, value, f"cannot be listened to: {error.strerror or error}", way_out)]
+    return []

@@ -20,8 +20,8 @@ from packaging.version import Version
 
 from seamless_verl.config.checks.corrections import LOSS_MODE, OWN_LOSSES
 from seamless_verl.config.checks.estimators import ESTIMATOR, OWN_ESTIMATORS
-from seamless_verl.config.checks.roles import MEGATRON, ROLLOUT_KEY, joins_cluster, starts_cluster, uses_megatron
-from seamless_verl.config.checks.settings import Problem, Settings, check
+from seamless_verl.config.roles import MEGATRON, ROLLOUT_KEY, joins_cluster, starts_cluster, uses_megatron
+from seamless_verl.config.settings import Problem, Settings, check
 from seamless_verl.runtime.fields import nearest
 
 # mbridge 0.15.1, `AutoBridge.list_supported_models()`.

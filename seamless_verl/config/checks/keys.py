@@ -18,10 +18,10 @@ from functools import cache
 from typing import Any
 
 from seamless_verl.config.checks.hosts import has_own_code
-from seamless_verl.config.checks.roles import has_reward_model, has_teacher, needs_critic, needs_reference
-from seamless_verl.config.checks.settings import Problem, Settings, check
 from seamless_verl.config.checks.sources import fields_of
 from seamless_verl.config.composing import HERE, verl_config_dir
+from seamless_verl.config.roles import has_reward_model, has_teacher, needs_critic, needs_reference
+from seamless_verl.config.settings import Problem, Settings, check
 from seamless_verl.config.verl_keys import (
     DEFAULT_ENGINE,
     ENGINE,

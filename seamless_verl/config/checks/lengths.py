@@ -20,10 +20,10 @@ import yaml
 
 from seamless_verl.config import engine_kwargs
 from seamless_verl.config.checks.files import FILE_KEYS
-from seamless_verl.config.checks.model import MODEL, locate, model_config, text_config
-from seamless_verl.config.checks.paths import looking_at
-from seamless_verl.config.checks.roles import ROLLOUT_KEY
-from seamless_verl.config.checks.settings import Problem, Settings, check
+from seamless_verl.config.model import MODEL, locate, model_config, text_config
+from seamless_verl.config.paths import looking_at
+from seamless_verl.config.roles import ROLLOUT_KEY
+from seamless_verl.config.settings import Problem, Settings, check
 from seamless_verl.errors import ConfigError
 from seamless_verl.resources.memory import cache_bytes_per_token, engine_weights
 from seamless_verl.resources.memory_fit import gigabytes

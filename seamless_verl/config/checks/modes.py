@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from seamless_verl.config.checks.estimators import OWN_ESTIMATORS
-from seamless_verl.config.checks.roles import (
+from seamless_verl.config.roles import (
     by_tags,
     has_hybrid_rollout,
     has_reward_model,
@@ -13,7 +13,7 @@ from seamless_verl.config.checks.roles import (
     pool_backend,
     seamless_layout,
 )
-from seamless_verl.config.checks.settings import MISSING, Problem, Settings, check
+from seamless_verl.config.settings import MISSING, Problem, Settings, check
 from seamless_verl.config.verl_keys import DEFAULT_ENGINE, engine_config, items_of
 from seamless_verl.resources.tags import Layout
 from seamless_verl.runtime.fields import nearest

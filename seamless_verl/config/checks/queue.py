@@ -6,7 +6,7 @@ A full storage unit refuses rows, which ends the run: TransferQueue's simple_sto
 from __future__ import annotations
 
 from seamless_verl.config.checks.batches import SAMPLES, TRAIN
-from seamless_verl.config.checks.settings import Problem, Settings, check
+from seamless_verl.config.settings import Problem, Settings, check
 
 BACKEND = "transfer_queue.backend"
 SIZE = f"{BACKEND}.SimpleStorage.total_storage_size"

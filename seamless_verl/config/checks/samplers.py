@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from seamless_verl.algorithms.samplers import BaseSampler, sampler_named
 from seamless_verl.config.checks.estimators import ESTIMATOR, MEDIAN, SESSIONS
-from seamless_verl.config.checks.roles import (
+from seamless_verl.config.planning import replica_sizes
+from seamless_verl.config.roles import (
     by_tags,
     has_hybrid_rollout,
     has_reward_model,
     has_standalone_rollout,
 )
-from seamless_verl.config.checks.settings import Problem, Settings, check
-from seamless_verl.config.planning import replica_sizes
+from seamless_verl.config.settings import Problem, Settings, check
 
 SAMPLER = "seamless.sampler"
 BY_STD = "algorithm.norm_adv_by_std_in_grpo"
@@ -39,7 +39,7 @@ def check_sampler(settings: Settings) -> list[Problem]:
     problems += _scored_late(settings, chosen.name)
     if kind.VARIES:
         problems += [*_budgets(settings, kind), *_seats(settings, kind), *_sizes(settings)]
-    if chosen.name == "dars" and settings.get(ESTIMATOR) in DIVIDING and settings.flag(BY_STD, True):
+    if kind.REOPENS and settings.get(ESTIMATOR) in DIVIDING and settings.flag(BY_STD, True):
         reason = "divides by the deviation what dars gives hard prompts more samples for"
         problems.append(Problem(BY_STD, True, reason, f"Set {BY_STD}=False"))
     return problems
@@ -87,18 +87,12 @@ def has_reward_pool(settings: Settings) -> bool:
 
 
 def _budgets(settings: Settings, kind: type[BaseSampler]) -> list[Problem]:
-    """From two samples on there is something to compare; `rollout.n` of each prompt fits between least and most."""
-    samples, given = settings.integer(SESSIONS), sampler_of(settings, kind)
-    least, most = getattr(given, "least", None), getattr(given, "most", samples)
+    """From two samples on there is something to compare, and a sampler that gives more has room for them."""
+    samples = settings.integer(SESSIONS)
+    most = getattr(sampler_of(settings, kind), "most", samples)
     if samples < SMALLEST:
         reason = f"leaves {settings.seamless.sampler.name} groups of one, which have nothing to compare"
         return [Problem(SESSIONS, samples, reason, f"Set {SESSIONS}={SMALLEST} or more")]
-    if least is not None and least < SMALLEST:
-        reason = "a group of one has nothing to compare"
-        return [Problem(f"{SAMPLER}.least", least, reason, f"Set {SAMPLER}.least={SMALLEST} or more")]
-    if least is not None and samples < least:
-        reason = f"is more than {SESSIONS}={samples}, the samples that there are for a prompt"
-        return [Problem(f"{SAMPLER}.least", least, reason, f"Set {SAMPLER}.least={samples} or less")]
     if most < samples or (kind.REOPENS and most == samples):
         reason = f"leaves no room above {SESSIONS}={samples}"
         return [Problem(f"{SAMPLER}.most", most, reason, f"Set {SAMPLER}.most={samples + 1} or more")]
@@ -128,8 +122,8 @@ def _sizes(settings: Settings) -> list[Problem]:
 
 
 def sampler_of(settings: Settings, kind: type[BaseSampler]) -> BaseSampler:
-    options = settings.seamless.sampler.options
-    return kind(**{name: options[name] for name in kind.OPTIONS if options[name] is not None})
+    given = settings.seamless.sampler.options
+    return kind(**{name: given[name] for name in kind.OPTIONS if given.get(name) is not None})
 
 
 def seats_of(settings: Settings) -> int | None:

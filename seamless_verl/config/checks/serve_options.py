@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import Any
 
 from seamless_verl.config import engine_kwargs
-from seamless_verl.config.checks.settings import Problem, Settings, check
 from seamless_verl.config.engine_kwargs import KEY, given
+from seamless_verl.config.settings import Problem, Settings, check
 from seamless_verl.runtime.fields import nearest
 
 OPTIONS_KEY = "seamless.gateway.options"

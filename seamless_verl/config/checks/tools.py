@@ -15,10 +15,10 @@ from typing import Any
 
 from seamless_verl.config.checks.agents import find_file
 from seamless_verl.config.checks.hosts import has_own_code
-from seamless_verl.config.checks.paths import looking_at, read_yaml
-from seamless_verl.config.checks.roles import brings_code
-from seamless_verl.config.checks.settings import Problem, Settings, check
 from seamless_verl.config.checks.sources import check_dotted, derives_from
+from seamless_verl.config.paths import looking_at, read_yaml
+from seamless_verl.config.roles import brings_code
+from seamless_verl.config.settings import Problem, Settings, check
 from seamless_verl.errors import ConfigError
 from seamless_verl.runtime.fields import nearest
 

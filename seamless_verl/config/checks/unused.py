@@ -8,88 +8,50 @@ from enum import Enum
 from operator import attrgetter
 from typing import Any
 
-from seamless_verl.config.checks.corrections import LOSS_MODE
 from seamless_verl.config.checks.estimators import ESTIMATOR, OF_TURNS
 from seamless_verl.config.checks.modes import MODE_KEY, VERL_MODES
-from seamless_verl.config.checks.roles import has_hybrid_rollout, seamless_layout
-from seamless_verl.config.checks.settings import Problem, Settings, check
-from seamless_verl.config.gateway_settings import RequestsConfig
 from seamless_verl.config.planning import HANDOVER, choose_handover
-from seamless_verl.config.schema import SeamlessConfig
-from seamless_verl.config.turn_settings import TurnsConfig
+from seamless_verl.config.roles import has_hybrid_rollout, seamless_layout
+from seamless_verl.config.schema import OPTIONS, GatewayConfig, SeamlessConfig
+from seamless_verl.config.settings import Problem, Settings, check
 from seamless_verl.errors import ConfigError
 from seamless_verl.resources.tags import KEY as RESOURCES
 from seamless_verl.resources.tags import Layout
 
-OLDER_THAN = "seamless.tokens.older_than"
-BOUNDED_POLICIES = ("mask_older_than", "drop_if_older_than")  # of seamless.tokens.policy, those with `older_than`
 IN_EVERY_MODE = (
-    *("cpu.devices", "cpu.pin", "device_memory_gb", "host_memory_gb"),
-    *("resources", "gateway.enabled", "view.enabled"),
-    "plot",  # which recipes set, for the mode in which there is something to draw
-    *(f"sampler.{name}" for name in ("success", "schedule", "threshold", "rate", "least", "most")),
+    *("cpu.devices", "device_memory_gb", "host_memory_gb", "resources", "gateway.enabled", "view"),
+    *(f"sampler.{name}" for name in ("success", *OPTIONS)),
 )
 """What verl's own modes read; what they refuse; and what check_sampler warns of. Our trainer alone reads the others."""
 OF_THE_GATEWAY = (
-    *("gateway.port", "gateway.journal", "gateway.journal_days", "gateway.journal_gib"),
-    *("gateway.options", "gateway.public_address"),
-    *(f"gateway.requests.{item.name}" for item in fields(RequestsConfig)),
-    *("gateway.max_calls", "gateway.max_sessions", "gateway.max_body_mib", "tokens.grammar"),
+    *(f"gateway.{item.name}" for item in fields(GatewayConfig) if item.name not in ("enabled", "shards")),
+    "tokens.grammar",
 )
 """Read only where the gateway runs. `shards` and `max_failed_groups` concern all calls and all agent loops."""
-OF_ONE_LOSS = {"correction.truncate": "interpolated", "correction.m2_threshold": "m2po"}
-"""Read by one policy loss each."""
 
 
 @check
 def check_unused(settings: Settings) -> list[Problem]:
     """A warning for each setting that was changed and that nothing reads, as other settings are."""
     given = settings.seamless
+    found: list[Problem] = []
+    if settings.host.accelerator:
+        found += _changed(given, ("cpu.devices",), "is not read where there is an accelerator", "Leave it out")
     if settings.mode in VERL_MODES:
         names = [name for name in names_of(given) if name not in IN_EVERY_MODE]
         way_out = f"Set {MODE_KEY}=seamless, or leave it out"
-        return _changed(given, names, f"is not read by {MODE_KEY}={settings.mode}", way_out)
-    found: list[Problem] = []
-    if given.tokens.policy not in BOUNDED_POLICIES:
-        reason = f"is not read by seamless.tokens.policy={given.tokens.policy}"
-        way_out = f"Set seamless.tokens.policy={' or '.join(BOUNDED_POLICIES)}, or leave it out"
-        found += _changed(given, ("tokens.older_than",), reason, way_out)
-    else:
-        found += _masks_nothing(given)
+        return found + _changed(given, names, f"is not read by {MODE_KEY}={settings.mode}", way_out)
+    found += _masks_nothing(given)
     if not given.gateway.enabled:
         reason, way_out = "is not read while seamless.gateway.enabled=false", "Set seamless.gateway.enabled=true"
         found += _changed(given, OF_THE_GATEWAY, reason, f"{way_out}, or leave it out")
-    if not given.view.enabled:
-        reason, way_out = "is not read while seamless.view.enabled=false", "Set seamless.view.enabled=true"
-        found += _changed(given, ("view.host", "view.port"), reason, f"{way_out}, or leave it out")
     if given.resources is None:
         reason, way_out = f"is not read without {RESOURCES}", f"Describe the machines by {RESOURCES}, or leave it out"
         found += _changed(given, ("wait_for_machines_s",), reason, way_out)
-    return [*found, *_of_other_methods(settings), *_of_other_layouts(settings)]
-
-
-@check
-def check_cpu_settings(settings: Settings) -> list[Problem]:
-    """A warning for settings of the CPU platform where there is an accelerator, in every mode."""
-    if not settings.host.accelerator:
-        return []
-    reason = "is not read where there is an accelerator"
-    return _changed(settings.seamless, ("cpu.devices", "cpu.pin"), reason, "Leave it out")
-
-
-def _of_other_methods(settings: Settings) -> list[Problem]:
-    """Options of an estimator or a policy loss that is not chosen."""
-    given, estimator, loss = settings.seamless, settings.get(ESTIMATOR), settings.get(LOSS_MODE, "vanilla")
-    found: list[Problem] = []
-    if estimator not in OF_TURNS:
-        names = [f"turns.{item.name}" for item in fields(TurnsConfig)]
+    if (estimator := settings.get(ESTIMATOR)) not in OF_TURNS:
         way_out = f"Set {ESTIMATOR}={' or '.join(OF_TURNS)}, or leave it out"
-        found += _changed(given, names, f"is not read by {ESTIMATOR}={estimator}", way_out)
-    for name, reader in OF_ONE_LOSS.items():
-        if loss != reader:
-            way_out = f"Set {LOSS_MODE}={reader}, or leave it out"
-            found += _changed(given, (name,), f"is not read by {LOSS_MODE}={loss}", way_out)
-    return found
+        found += _changed(given, ("turns.depth",), f"is not read by {ESTIMATOR}={estimator}", way_out)
+    return [*found, *_of_other_layouts(settings)]
 
 
 def _of_other_layouts(settings: Settings) -> list[Problem]:
@@ -99,10 +61,10 @@ def _of_other_layouts(settings: Settings) -> list[Problem]:
         reason = "has no effect in the disaggregated layout, where no device both trains and generates"
         names = ["handover"] if given.handover.cuts_calls else []
         names += ["lending"] if given.lending != "never" else []  # which is so there, as is a resident hand-over
-        return _changed(given, [*names, "record_lending"], reason, "Leave it out")
+        return _changed(given, names, reason, "Leave it out")
     if seamless_layout(settings) is not Layout.COLOCATED:
         return []
-    found = _changed(given, ("weights.at_once", "weights.kv"), "", f"Set {HANDOVER}=resident, or leave it out")
+    found = _changed(given, ("weights.kv",), "", f"Set {HANDOVER}=resident, or leave it out")
     if not found or (handover := _cutting_handover(settings)) is None:
         return []
     reason = (
@@ -124,10 +86,10 @@ def _cutting_handover(settings: Settings) -> str | None:
 def _masks_nothing(given: SeamlessConfig) -> list[Problem]:
     """A warning where no token can be as old as those that the policy leaves out."""
     bound, policy, older = given.max_staleness, given.tokens.policy, given.tokens.older_than
-    if bound is None or older < bound:
+    if bound is None or older is None or older < bound:
         return []
-    reason = f"leaves nothing out: no token is older than seamless.max_staleness={bound}, and {OLDER_THAN}={older}"
-    lower = f"Set {OLDER_THAN}={bound - 1} or less, or " if bound else "Set "
+    reason = f"leaves nothing out: no token is older than seamless.max_staleness={bound}"
+    lower = f"Lower its bound to {bound - 1} or less, or set " if bound else "Set "
     way_out = f"{lower}seamless.max_staleness={older + 1} or more, or leave it out"
     return [Problem("seamless.tokens.policy", policy, reason, way_out, warning=True)]
 

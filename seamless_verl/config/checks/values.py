@@ -1,4 +1,4 @@
-"""Checks of single values: missing ones, old names of code, numbers and modes that nothing else reads before the run.
+"""Checks of single values: missing ones, numbers and modes that nothing else reads before the run.
 
 Missing values (`???` in the yaml) count unless the part of the config that they belong to is switched off. verl and
 vLLM would refuse the others a minute or two after the start.
@@ -10,9 +10,8 @@ from collections.abc import Iterator, Mapping
 
 from seamless_verl.config import engine_kwargs
 from seamless_verl.config.checks.modes import ROLLOUT, VERL_MODES
-from seamless_verl.config.checks.roles import has_reward_model, has_teacher, needs_critic
-from seamless_verl.config.checks.settings import MISSING, Problem, Settings, check, texts_of
-from seamless_verl.config.renames import renamed_code
+from seamless_verl.config.roles import has_reward_model, has_teacher, needs_critic
+from seamless_verl.config.settings import MISSING, Problem, Settings, check
 from seamless_verl.errors import ConfigError
 
 SUGGESTED = {"actor_rollout_ref.rollout.name": "vllm", "reward.reward_model.rollout.name": "vllm"}
@@ -45,13 +44,6 @@ def _missing(node: object, prefix: str) -> Iterator[str]:
             yield from _missing(value, f"{prefix}.{name}" if prefix else str(name))
     elif node == MISSING:
         yield prefix
-
-
-@check
-def check_renamed_code(settings: Settings) -> list[Problem]:
-    """No setting names code of this package by an old name."""
-    found = ((key, text, renamed_code(text)) for key, text in texts_of(settings.tree, ""))
-    return [Problem(key, text, "was renamed", f"Write {key}={new}") for key, text, new in found if new is not None]
 
 
 WHOLE_NUMBERS = {

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 
-from seamless_verl.config.checks.roles import joins_cluster, starts_cluster
-from seamless_verl.config.checks.settings import Problem, Settings, check
+from seamless_verl.config.roles import joins_cluster, starts_cluster
+from seamless_verl.config.settings import Problem, Settings, check
 from seamless_verl.resources.visible_devices import (
     ORDER,
     PCI,

@@ -1,6 +1,6 @@
 """What the live view costs a run: `python -m seamless_verl.tools.bench.view [RECIPE|CONFIG.yaml] [KEY=VALUE ...]`.
 
-Runs of one job in pairs, each second pair in reverse order: one alone, and one with `seamless.view.enabled=true` and a
+Runs of one job in pairs, each second pair in reverse order: one alone, and one with `seamless.view=127.0.0.1:0` and a
 client that asks for what the page's overview asks for, as often. Of each run are printed its trained response tokens a
 second after step `--skip`, and what the view's process took, as a share of all cores' time. The latter is what the view
 can cost at most; the former has the noise of the machine in it.
@@ -37,7 +37,7 @@ ASKS = ("api/run", "api/devices?columns=1000&last=600", "api/metrics")  # of `as
 LONGEST_S = 3600.0  # of one run
 EVERY_S = 4.0  # LIVE_MS of assets/main.js
 RUN_FAILED = 3
-ENABLED = "seamless.view.enabled"
+VIEW = "seamless.view"
 HEADER = ("round", "run", "tokens/s", "view's CPU", "replies")
 
 
@@ -125,7 +125,7 @@ def measure(job: Job, out: Path, number: int, viewed: bool, steps: int, skip: in
             f"trainer.default_local_dir={quoted(str(folder / 'checkpoints'))}",
             *("trainer.total_epochs=1000000", "trainer.resume_mode=disable", "trainer.logger=[console,file]"),
             *("trainer.save_freq=-1", "trainer.test_freq=-1", f"hydra.run.dir={quoted(str(folder / 'hydra'))}"),
-            f"{ENABLED}={str(viewed).lower()}",
+            f"{VIEW}={'127.0.0.1:0' if viewed else 'null'}",
         ]
     )
     viewer = Viewer(folder / LOG_FILE, last_step=steps)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from seamless_verl.config.checks.roles import pool_backend
+from seamless_verl.config.roles import pool_backend
 from seamless_verl.errors import ConfigError, refuse
 from seamless_verl.tools.compare.arms import JobFacts, Machines
 

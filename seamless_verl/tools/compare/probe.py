@@ -17,7 +17,7 @@ from pathlib import Path
 from omegaconf import DictConfig
 
 from seamless_verl.config import SeamlessConfig
-from seamless_verl.config.checks.settings import resolved_tree
+from seamless_verl.config.settings import resolved_tree
 from seamless_verl.errors import exits_on_config_error
 from seamless_verl.main_ppo import check, compose_and_run, run_folder
 from seamless_verl.tools.compare.job import RESULT

@@ -135,7 +135,7 @@ def without_rate(budget: Mapping[str, Any]) -> dict[str, Any]:
 
 def recording(arm: ComparedArm) -> list[str]:
     """Ours writes down its samples' lengths; of verl's modes nobody outside knows what they drew and did not train."""
-    return ["++seamless.record_lengths=true"] if arm.is_ours else []
+    return ["++seamless.record=true"] if arm.is_ours else []
 
 
 def probe_arm(job: Job, arm: ComparedArm, facts: JobFacts, options: Options, folder: Path) -> ProbedArm:

@@ -11,7 +11,7 @@ from seamless_verl.config.checks.hosts import (
     stack_problem,
     version_problem,
 )
-from seamless_verl.config.checks.settings import Problem
+from seamless_verl.config.settings import Problem
 from seamless_verl.errors import ConfigError, Finding, Level
 from seamless_verl.runtime.fields import nearest
 from seamless_verl.tools.doctor.gather import ENTRY_POINTS, Facts

@@ -12,8 +12,8 @@ import shlex
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from seamless_verl.config.checks.roles import ROLLOUT_KEY, pool_backend
-from seamless_verl.config.checks.settings import Settings
+from seamless_verl.config.roles import ROLLOUT_KEY, pool_backend
+from seamless_verl.config.settings import Settings
 from seamless_verl.resources import tags as tags_of
 from seamless_verl.resources.lending.policy import Tag
 from seamless_verl.resources.placement import verl_fields

@@ -15,9 +15,9 @@ from dataclasses import replace
 
 from seamless_verl.config.checks.batches import MINI
 from seamless_verl.config.checks.batches import TRAIN as TRAIN_BATCH
-from seamless_verl.config.checks.settings import Settings
 from seamless_verl.config.planning import memory_facts_with, resources_of, roles_of
 from seamless_verl.config.schema import Handover, KvOnUpdate
+from seamless_verl.config.settings import Settings
 from seamless_verl.errors import ConfigError, refuse
 from seamless_verl.resources.memory import MemoryFacts
 from seamless_verl.resources.memory_fit import gigabytes, memory_problems

@@ -67,7 +67,7 @@ def main() -> int:
     end_with_process(args.ends_with)
     os.nice(NICENESS)
     require()
-    show(RunView(args.folder), args.host, args.port, key="seamless.view.")
+    show(RunView(args.folder), args.host, args.port, key="--")
     return 0
 
 

@@ -66,7 +66,7 @@ def test_an_update_counts_its_optimizer_steps_and_scales_each() -> None:
     from verl.workers.utils import losses
 
     from seamless_verl.algorithms.loss_call import this_call
-    from seamless_verl.config.correction_settings import CorrectionConfig
+    from seamless_verl.config.schema import CorrectionConfig
     from seamless_verl.trainer.corrected_update import UPDATE, CorrectedUpdates, update_numbers
 
     weight = torch.nn.Parameter(torch.tensor(-1.0 + math.log(3)))

@@ -46,7 +46,7 @@ def loss_of(
     columns = [torch.tensor([[getattr(token, field) for token in row] for row in rows]) for field in Token._fields]
     versions, old, new, advantages, mask = columns
     new.requires_grad_(True)
-    with during(LossCall(versions, proximal, current, truncate=2.0, m2_threshold=0.04)):
+    with during(LossCall(versions, proximal, current)):
         loss, metrics = get_policy_loss_fn(name)(
             old_log_prob=old,
             log_prob=new,
@@ -104,7 +104,7 @@ def test_the_share_is_between_the_two_policies_and_grows_with_age() -> None:
     from seamless_verl.algorithms.interpolated import interpolation
     from seamless_verl.algorithms.loss_call import LossCall
 
-    call = LossCall(torch.tensor([[5, 4, 3, 2, 0, -1]]), 4.0, 4.5, 2.0, 0.04)
+    call = LossCall(torch.tensor([[5, 4, 3, 2, 0, -1]]), 4.0, 4.5)
     assert interpolation(call).tolist() == [pytest.approx([0, 0, 1 / 1.5, 2 / 2.5, 4 / 4.5, 0])]
 
 

@@ -65,7 +65,7 @@ def test_the_command_imports_nothing_heavy(tmp_path: Path) -> None:
     code = f"""
 import sys
 from seamless_verl.cli.main import main
-code = main({[*argv, "seamless.cpu.pin=false"]!r})
+code = main({argv!r})
 sys.stderr.write(str([name for name in {heavy!r} if name in sys.modules]))
 sys.exit(code)
 """

@@ -63,7 +63,6 @@ def disaggregated(nano: Path, tmp_path_factory: pytest.TempPathFactory) -> Job:
         trainer__test_freq=3,
         trainer__val_before_train=True,
         seamless__max_staleness=1,
-        seamless__plot=True,
         actor_rollout_ref__actor__checkpoint__save_contents="[model,optimizer,extra,hf_model]",
     )
 

@@ -14,7 +14,7 @@ import ray
 from omegaconf import OmegaConf
 from support.actor_death import KILLED, actor, killed_for_memory, replies_raise, unavailable
 
-from seamless_verl.config.wait_settings import WatchdogConfig
+from seamless_verl.config.schema import WatchdogConfig
 from seamless_verl.data_plane.server_calls import ServerCall
 from seamless_verl.errors import ActorLostError
 from seamless_verl.runtime.waits import WaitKind

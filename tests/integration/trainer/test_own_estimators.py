@@ -80,7 +80,7 @@ def test_an_estimator_of_turns_gets_all_rows_and_reads_the_row_with_the_sessions
     import torch
 
     from seamless_verl.algorithms.estimate import RowTurns
-    from seamless_verl.config.turn_settings import TurnsConfig
+    from seamless_verl.config.schema import TurnsConfig
 
     def row(turn: list[int], observation: list[int], reward: float = 0.0) -> RowTurns:
         return RowTurns(torch.tensor(turn), torch.tensor(observation), torch.full((len(turn),), reward))

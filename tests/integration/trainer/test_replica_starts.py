@@ -14,7 +14,7 @@ import pytest
 import ray
 from support.plane import VOCABULARY, Plane, StubServer, plane, process
 
-from seamless_verl.config.wait_settings import WatchdogConfig
+from seamless_verl.config.schema import WatchdogConfig
 from seamless_verl.data_plane.client import PlacedReplica, plane_for
 from seamless_verl.errors import PlaneFailedError
 from seamless_verl.rollout.restarts import RestartStage

@@ -44,7 +44,7 @@ def trained(name: str, rows: Sequence[Row], *, policy: str = "train_all", scale_
     from verl.utils import tensordict_utils as tu
     from verl.workers.utils.losses import ppo_loss
 
-    from seamless_verl.config.correction_settings import CorrectionConfig
+    from seamless_verl.config.schema import CorrectionConfig
     from seamless_verl.trainer.corrected_update import UPDATE, update_numbers
     from seamless_verl.trainer.session_weight import row_weights
     from seamless_verl.trainer.token_mask import masks

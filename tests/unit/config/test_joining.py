@@ -10,9 +10,9 @@ from support.config import compose_ours, tiny_run
 
 from seamless_verl.config.checks import find_problems
 from seamless_verl.config.checks.devices import check_cores, check_devices
-from seamless_verl.config.checks.roles import joins_cluster, starts_cluster
-from seamless_verl.config.checks.settings import Settings
 from seamless_verl.config.joining import COMMAND, OF_THE_CLUSTER, PIN_VARIABLE, RAY_INIT, adopt_cluster, check_joined
+from seamless_verl.config.roles import joins_cluster, starts_cluster
+from seamless_verl.config.settings import Settings
 from seamless_verl.platform.cores import PIN
 from seamless_verl.run_folder import writes_locally
 
@@ -44,7 +44,6 @@ def test_what_the_user_set_of_a_cluster_is_refused_by_name(monkeypatch: pytest.M
         f"{RAY_INIT}.num_cpus=4",
         f"+{RAY_INIT}.resources={{a: 1}}",
         f"{COMMAND}=python",
-        "seamless.cpu.pin=true",
     )
     config = compose_ours(*CPU, *overrides)
     adopt_cluster(config, overrides)

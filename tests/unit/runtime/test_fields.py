@@ -9,12 +9,13 @@ from enum import StrEnum
 from typing import Annotated, Any, Literal
 
 import pytest
-from msgspec import Meta
+from annotated_types import Ge, Le
 from omegaconf import OmegaConf
+from pydantic import PlainValidator, WithJsonSchema
 
 from seamless_verl.errors import ConfigError, ConfigErrors
 from seamless_verl.runtime import fields
-from seamless_verl.runtime.fields import Doc, NotNegative, Positive, PositiveNumber, SettingRow, Text
+from seamless_verl.runtime.fields import NotNegative, Positive, PositiveNumber, SettingRow, SettingsNode, Text, way_out
 
 
 class Colour(StrEnum):
@@ -23,35 +24,36 @@ class Colour(StrEnum):
 
 
 @dataclass(frozen=True)
-class Inner:
+class Inner(SettingsNode):
     size: Positive | None = None
-    share: Annotated[float, Meta(ge=0, le=1)] = 0.5
+    share: Annotated[float, Ge(0), Le(1)] = 0.5
+
+
+def parse(node: object) -> str | None:
+    if node == "bad":
+        raise ConfigError("x.own[3]", node, "is bad", "Write a good one")
+    return None if node is None else str(node)
+
+
+Own = Annotated[str | None, PlainValidator(parse), WithJsonSchema({"anyOf": [{"type": "array"}, {"type": "null"}]})]
 
 
 @dataclass(frozen=True)
-class Own:
-    text: str
-
-    @classmethod
-    def parse(cls, node: object) -> Own | None:
-        if node == "bad":
-            raise ConfigError("x.own[3]", node, "is bad", "Write a good one")
-        return None if node is None else cls(str(node))
-
-
-@dataclass(frozen=True)
-class Outer:
-    name: Annotated[Text, Doc("what it is called")]
-    count: Annotated[NotNegative, Doc("how many")] = 1
-    limit_s: Annotated[PositiveNumber | None, Doc("seconds", way_out="Set {key}=60, or null")] = None
-    colour: Annotated[Colour, Doc("its colour")] = Colour.RED
+class Outer(SettingsNode):
+    name: Text
+    """What it is called."""
+    count: NotNegative = 1
+    """How
+    many."""
+    limit_s: Annotated[PositiveNumber | None, way_out("Set {key}=60, or null")] = None
+    colour: Colour = Colour.RED
     how: Literal["fast", "slow"] = "fast"
     on: bool = False
     words: tuple[str, ...] = ()
     line: str | tuple[str | int, ...] = ""
     variables: dict[str, str] = field(default_factory=dict)
     inner: Inner = field(default_factory=Inner)
-    own: Annotated[Own | None, Doc("reads itself")] = None
+    own: Own = None
 
 
 GOOD = {"name": "a", "count": 0, "limit_s": 3, "colour": "blue", "how": "slow", "on": True, "words": ["b", "c"]}
@@ -61,7 +63,7 @@ GOOD |= {"line": ["d", 1], "variables": {"E": "f"}, "inner": {"size": 2}, "own":
 @pytest.mark.parametrize("make", [dict, OmegaConf.create])
 def test_values_are_read(make: Any) -> None:
     read = fields.read(Outer, make(GOOD), key="x")
-    expected = Outer("a", 0, 3.0, Colour.BLUE, "slow", True, ("b", "c"), ("d", 1), {"E": "f"}, Inner(2), Own("g"))
+    expected = Outer("a", 0, 3.0, Colour.BLUE, "slow", True, ("b", "c"), ("d", 1), {"E": "f"}, Inner(2), "g")
     assert read == expected and read.colour is Colour.BLUE and isinstance(read.limit_s, float)
 
 
@@ -109,21 +111,11 @@ def test_all_mistakes_come_at_once_and_survive_pickling() -> None:
     with pytest.raises(ConfigErrors) as caught:
         fields.read(Outer, bad, key="x")
     error = caught.value
-    keys = ["x.nmae", "x.name", "x.count", "x.on", "x.inner.shape", "x.inner.size", "x.inner.share", "x.own[3]"]
+    keys = ["x.nmae", "x.inner.shape", "x.name", "x.count", "x.on", "x.inner.size", "x.inner.share", "x.own[3]"]
     assert [mistake.key for mistake in error.mistakes] == keys
     assert str(error).splitlines() == [str(mistake) for mistake in error.mistakes]
     copied = pickle.loads(pickle.dumps(error))
     assert (copied.key, copied.value, str(copied)) == ("x.nmae", "a", str(error))
-
-
-def test_what_was_renamed_is_refused_with_the_new_name() -> None:
-    renamed = {"x.number": "x.count", "x.colour=crimson": "x.colour=red"}
-    with pytest.raises(ConfigErrors) as caught:
-        fields.read(Outer, {"name": "a", "number": 3, "colour": "crimson"}, key="x", renamed=renamed)
-    assert [str(mistake) for mistake in caught.value.mistakes] == [
-        "x.number=3: was renamed. Write x.count",
-        "x.colour='crimson': was renamed. Write x.colour=red",
-    ]
 
 
 def test_names_within_a_list_are_suggested_alone() -> None:
@@ -132,18 +124,30 @@ def test_names_within_a_list_are_suggested_alone() -> None:
     assert (caught.value.key, caught.value.way_out) == ("x[0].sizes", "Did you mean size?")
 
 
+@dataclass(frozen=True)
+class Checked(SettingsNode):
+    name: Text = "a"
+    count: NotNegative = 1
+
+    def __post_init__(self) -> None:
+        fields.check(self, key="y")
+
+
 def test_an_instance_that_was_made_in_code_is_checked() -> None:
-    fields.check(Outer("a", inner=Inner(-1)), key="x")  # nodes check themselves, or are left to who makes them
     with pytest.raises(ConfigErrors) as caught:
-        fields.check(Outer("", count=-1), key="x")
-    assert [mistake.key for mistake in caught.value.mistakes] == ["x.name", "x.count"]
+        Checked("", count=-1)
+    assert [mistake.key for mistake in caught.value.mistakes] == ["y.name", "y.count"]
+    assert fields.read(Checked, {"count": 2}, key="x") == Checked("a", 2)
+    with pytest.raises(ConfigErrors) as caught:
+        fields.read(Checked, {"count": -1, "more": 1}, key="x")
+    assert [mistake.key for mistake in caught.value.mistakes] == ["x.more", "x.count"]
 
 
 def test_a_table_of_settings() -> None:
     table = {row.key: row for row in fields.rows(Outer, "x")}
     assert list(table)[-4:] == ["x.variables", "x.inner.size", "x.inner.share", "x.own"]
-    assert table["x.count"] == SettingRow("x.count", 1, "whole number", "at least 0", "how many")
-    assert table["x.limit_s"] == SettingRow("x.limit_s", None, "number or null", "above 0", "seconds")
-    assert table["x.colour"] == SettingRow("x.colour", Colour.RED, "name", "`red`, `blue`", "its colour")
+    assert table["x.count"] == SettingRow("x.count", 1, "whole number", "at least 0", "How many.")
+    assert table["x.limit_s"] == SettingRow("x.limit_s", None, "number or null", "above 0", "")
+    assert table["x.colour"] == SettingRow("x.colour", "red", "name", "`red`, `blue`", "")
     assert table["x.inner.share"] == SettingRow("x.inner.share", 0.5, "number", "from 0 to 1", "")
-    assert table["x.own"] == SettingRow("x.own", None, "list or null", "", "reads itself")
+    assert table["x.own"] == SettingRow("x.own", None, "list or null", "", "")

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.ledger import Clock
 
-from seamless_verl.config.wait_settings import WatchdogConfig
+from seamless_verl.config.schema import WatchdogConfig
 from seamless_verl.errors import NoProgressError
 from seamless_verl.runtime.waits import TRAINER, Blocked, Limits, Wait, WaitKind
 from seamless_verl.trainer.run_waits import SETTINGS, limits_of

@@ -120,7 +120,7 @@ class Bench:
     def __init__(self, replicas: int, ranks: int, *, in_background: bool) -> None:
         self.servers = [ray.remote(BenchServer).options(num_cpus=0).remote(i) for i in range(replicas)]
         self.trainers = BenchTrainers(ranks, in_background=in_background)
-        self.client = DataPlaneClient(OmegaConf.create(CONFIG), SeamlessConfig(replica_restarts=0))
+        self.client = DataPlaneClient(OmegaConf.create(CONFIG), SeamlessConfig(restarts=0))
         self.placed = [
             PlacedReplica(SimpleNamespace(server_handle=server, replica_rank=i), False, (f"rollout-{i}",))
             for i, server in enumerate(self.servers)

@@ -78,7 +78,7 @@ def test_a_port_that_is_taken_only_warns(tmp_path: Path, caplog: pytest.LogCaptu
         port = taken.getsockname()[1]
         with viewing(tmp_path, "127.0.0.1", port):
             message = logged(caplog, "the run goes on without")
-    assert f"seamless.view.port={port}: cannot be listened to" in message and "0 for any that is free" in message
+    assert f"--port={port}: cannot be listened to" in message and "0 for any that is free" in message
     assert views() == []
 
 

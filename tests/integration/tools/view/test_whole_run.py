@@ -26,7 +26,7 @@ SHORT = (
     "trainer.save_freq=-1",
     "data.val_max_samples=8",
     "algorithm.rollout_correction.bypass_mode=false",
-    "seamless.view.enabled=true",
+    "seamless.view=127.0.0.1:0",
 )
 ADDRESS = "The view of this run: "
 KIND = "several_versions"

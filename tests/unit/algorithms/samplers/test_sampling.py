@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from seamless_verl.algorithms.samplers import SAMPLERS, EndedGroup, PromptSampling, make_sampler, sampler_named
-from seamless_verl.config.sampler_settings import OPTIONS, SamplerConfig
+from seamless_verl.config.schema import OPTIONS, SamplerConfig
 from seamless_verl.errors import ConfigError, IntegrityError
 from seamless_verl.runtime.fields import rows
 

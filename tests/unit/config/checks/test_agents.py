@@ -84,11 +84,6 @@ def test_loops_that_pass(folder: Path, entry: dict[str, object]) -> None:
             "Did you mean time_limit_s?",
         ),
         ({"_target_": CALLABLE, "agent": "agent.py:run", "failure_reward": "no"}, "failure_reward", "or null"),
-        (
-            {"_target_": "seamless_verl.trainer.data_plane.agent_loop.CallableAgentLoop", "agent": "agent.py:run"},
-            "_target_",
-            f"Write {CALLABLE}",
-        ),
         ({"_target_": f"{OURS}.CallableAgent", "agent": "agent.py:run"}, "_target_", "Did you mean CallableAgentLoop?"),
         ({"_target_": "nosuch.Loop"}, "_target_", "Install it"),
         ({"_target_": "agent"}, "_target_", "agent.<name>"),

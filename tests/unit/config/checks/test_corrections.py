@@ -9,8 +9,8 @@ from support.config import tiny_run
 
 from seamless_verl.config.checks import Settings
 from seamless_verl.config.checks.corrections import check_bypass, check_own_losses, check_staleness
-from seamless_verl.config.checks.settings import Problem
-from seamless_verl.config.correction_settings import CORRECTED_STALENESS, HARMLESS_STALENESS
+from seamless_verl.config.schema import CORRECTED_STALENESS, HARMLESS_STALENESS
+from seamless_verl.config.settings import Problem
 
 BYPASS = "algorithm.rollout_correction.bypass_mode=True"
 IS = "algorithm.rollout_correction.rollout_is"
@@ -47,7 +47,7 @@ def test_what_bypass_mode_leaves_out_is_refused(tmp_path: Path, setting: str, wa
         *((BYPASS, f"{LOSS}={loss}") for loss in ("dppo_tv", "dppo_kl", "interpolated", "m2po")),
         (f"{IS}=token",),
         (f"{LOSS}=bypass_mode", "+actor_rollout_ref.actor.policy_loss.rollout_correction.loss_type=reinforce"),
-        ("seamless.tokens.policy=mask_older_than", f"seamless.tokens.older_than={HARMLESS_STALENESS}"),
+        (f"seamless.tokens.policy=mask_older_than:{HARMLESS_STALENESS}",),
         ("seamless.max_staleness=1",),
     ],
 )
@@ -60,7 +60,7 @@ def test_staleness_brings_a_warning_that_names_the_corrections(tmp_path: Path, c
 
 
 def test_a_mask_of_older_tokens_than_are_harmless_is_none(tmp_path: Path) -> None:
-    mask = ("seamless.tokens.policy=mask_older_than", f"seamless.tokens.older_than={HARMLESS_STALENESS + 1}")
+    mask = (f"seamless.tokens.policy=mask_older_than:{HARMLESS_STALENESS + 1}",)
     assert [problem.key for problem in found(tmp_path, STALE, *mask)] == ["seamless.max_staleness"]
 
 
@@ -69,7 +69,7 @@ def test_more_than_was_compared_brings_a_warning(tmp_path: Path) -> None:
     (warning,) = found(tmp_path, far, BYPASS, f"{LOSS}=dppo_tv")
     assert warning.warning and (warning.key, warning.value) == ("seamless.max_staleness", CORRECTED_STALENESS + 1)
     assert "seamless-verl compare" in warning.way_out
-    mask = ("seamless.tokens.policy=mask_older_than", f"seamless.tokens.older_than={CORRECTED_STALENESS}")
+    mask = (f"seamless.tokens.policy=mask_older_than:{CORRECTED_STALENESS}",)
     assert found(tmp_path, far, BYPASS, f"{LOSS}=dppo_tv", *mask) == []
 
 

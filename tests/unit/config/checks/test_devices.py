@@ -170,7 +170,7 @@ def test_the_command_prints_the_same_plan_as_table_and_as_json(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SEAMLESS_PLATFORM", "cpu")
-    argv = ["plan", *tiny_files(tmp_path), *TINY_CLI, TWO, GLOO, "seamless.cpu.pin=false", "seamless.cpu.devices=2"]
+    argv = ["plan", *tiny_files(tmp_path), *TINY_CLI, TWO, GLOO, "seamless.cpu.devices=2"]
     assert main(argv) == 0
     shown = capsys.readouterr().out
     assert shown.startswith("multiplexed: 2 machines, 2 devices\n") and "1 hybrid, 1 standalone" in shown

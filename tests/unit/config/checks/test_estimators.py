@@ -18,7 +18,7 @@ from seamless_verl.config.checks.estimators import (
 )
 from seamless_verl.config.checks.hosts import check_names
 from seamless_verl.config.checks.modes import check_seamless
-from seamless_verl.config.checks.settings import Problem
+from seamless_verl.config.settings import Problem
 
 NAME, SESSIONS = "algorithm.adv_estimator", "actor_rollout_ref.rollout.n"
 

@@ -12,8 +12,8 @@ from support.config import ROW, assert_refused, refused, tiny_run, write_model, 
 
 from seamless_verl.config import preflight
 from seamless_verl.config.checks.agents import LOOPS
-from seamless_verl.config.checks.paths import lock_error
 from seamless_verl.config.checks.tools import FUNCTIONS, TOOLS
+from seamless_verl.config.paths import lock_error
 from seamless_verl.errors import ConfigError
 from seamless_verl.run_folder import exclusive_checkpoint_folder
 from seamless_verl.runtime.locks import lock_file, only_writer

@@ -9,7 +9,7 @@ import pytest
 from support.config import plain, tiny_run
 
 from seamless_verl.config.checks.queue import SIZE, check_queue_room
-from seamless_verl.config.checks.settings import Settings
+from seamless_verl.config.settings import Settings
 
 
 def settings(folder: Path, *, size: Any, backend: str = "SimpleStorage", mode: str = "seamless") -> Settings:

@@ -10,7 +10,7 @@ from support.config import tiny_run
 from seamless_verl.algorithms.samplers import SAMPLERS
 from seamless_verl.config.checks import Settings
 from seamless_verl.config.checks.samplers import check_sampler, seats_of
-from seamless_verl.config.checks.settings import Problem
+from seamless_verl.config.settings import Problem
 
 NAME, SESSIONS, BY_STD = "seamless.sampler.name", "actor_rollout_ref.rollout.n", "algorithm.norm_adv_by_std_in_grpo"
 GOOD = (f"{SESSIONS}=8", f"{BY_STD}=False", "actor_rollout_ref.rollout.max_num_seqs=128")
@@ -39,16 +39,6 @@ def test_without_one_nothing_is_refused(tmp_path: Path) -> None:
     [
         ((f"{NAME}=dars", f"{BY_STD}=True"), BY_STD, f"Set {BY_STD}=False"),
         ((f"{NAME}=gdro", f"{SESSIONS}=1"), SESSIONS, f"Set {SESSIONS}=2 or more"),
-        (
-            (f"{NAME}=xrpo", "seamless.sampler.least=1"),
-            "seamless.sampler.least",
-            "Set seamless.sampler.least=2 or more",
-        ),
-        (
-            (f"{NAME}=gdro", "seamless.sampler.least=9"),
-            "seamless.sampler.least",
-            "Set seamless.sampler.least=8 or less",
-        ),
         ((f"{NAME}=gdro", "seamless.sampler.most=7"), "seamless.sampler.most", "Set seamless.sampler.most=9 or more"),
         ((f"{NAME}=dars", "seamless.sampler.most=8"), "seamless.sampler.most", "Set seamless.sampler.most=9 or more"),
         (
@@ -99,7 +89,7 @@ def test_by_tags_the_reward_model_gets_machines_of_its_own(tmp_path: Path) -> No
 
 def test_more_samples_than_the_engines_run_at_once_are_refused(tmp_path: Path) -> None:
     seats = "actor_rollout_ref.rollout.max_num_seqs"
-    (problem,) = found(tmp_path, f"{NAME}=dars", "seamless.sampler.schedule=hardness", f"{seats}=48")
+    (problem,) = found(tmp_path, f"{NAME}=dars_hardness", f"{seats}=48")
     assert problem.key == "seamless.sampler.most" and problem.value == 64 and "48 calls" in problem.reason
     assert problem.way_out == f"Set seamless.sampler.most=48 or less, or raise {seats}"
     assert found(tmp_path, f"{NAME}=dars", f"{seats}=48", "seamless.sampler.most=48") == []
@@ -126,7 +116,7 @@ def test_srpo_keeps_the_size_of_groups(tmp_path: Path) -> None:
 
 
 def test_an_option_that_is_not_read_brings_a_warning(tmp_path: Path) -> None:
-    (problem,) = found(tmp_path, f"{NAME}=srpo", "seamless.sampler.rate=0.2", "seamless.sampler.threshold=0.9")
-    assert problem.warning and problem.key == "seamless.sampler.rate" and problem.reason == "is not read by srpo"
+    (problem,) = found(tmp_path, f"{NAME}=srpo", "seamless.sampler.most=20", "seamless.sampler.threshold=0.9")
+    assert problem.warning and problem.key == "seamless.sampler.most" and problem.reason == "is not read by srpo"
     (alone,) = found(tmp_path, "seamless.sampler.success=0.5")
     assert alone.warning and alone.reason == "is not read without a sampler"

@@ -10,10 +10,10 @@ from support.config import assert_refused, refused, tiny_plain, tiny_run
 
 from seamless_verl.config import preflight
 from seamless_verl.config.checks import serve_options
-from seamless_verl.config.checks.model import locate
 from seamless_verl.config.checks.serve_options import check_engine_options
-from seamless_verl.config.checks.settings import Settings
 from seamless_verl.config.engine_kwargs import KEY, given
+from seamless_verl.config.model import locate
+from seamless_verl.config.settings import Settings
 
 ROLLOUT = "actor_rollout_ref.rollout"
 

@@ -10,19 +10,18 @@ from support.config import tiny_run
 from seamless_verl.config import preflight
 from seamless_verl.config.checks import Settings, find_problems
 from seamless_verl.config.checks.modes import check_seamless
-from seamless_verl.config.checks.unused import check_cpu_settings, check_unused
+from seamless_verl.config.checks.unused import check_unused
 from seamless_verl.config.planning import choose_handover, memory_facts
 from seamless_verl.config.schema import Handover
 
 ROLLOUT = "actor_rollout_ref.rollout"
 POOL = (f"{ROLLOUT}.nnodes=1", f"{ROLLOUT}.n_gpus_per_node=1", f"{ROLLOUT}.checkpoint_engine.backend=gloo")
 BOTH = "seamless.resources=[{count: 1, devices: 1, tags: [train, rollout]}, {count: 1, devices: 1, tags: [rollout]}]"
-LOSS = "actor_rollout_ref.actor.policy_loss.loss_mode"
 
 
 def warnings(folder: Path, *overrides: str, accelerator: bool = False) -> list[str]:
     settings = Settings.of(tiny_run(folder, *overrides), devices=2, accelerator=accelerator)
-    problems = find_problems(settings, (check_unused, check_cpu_settings))
+    problems = find_problems(settings, (check_unused,))
     assert all(problem.warning for problem in problems)
     return [str(problem) for problem in problems]
 
@@ -30,9 +29,8 @@ def warnings(folder: Path, *overrides: str, accelerator: bool = False) -> list[s
 @pytest.mark.parametrize(
     "setting",
     [
-        *("gateway.port=8000", "gateway.max_calls=4", "gateway.requests.max_choices=4", "gateway.shards=2"),
-        *("gateway.max_failed_groups=4", "view.port=8000", "record_lending=True", "record_lengths=True"),
-        *("turns.depth=1", "turns.discount=0.5", "wait_for_machines_s=5"),
+        *("gateway.port=8000", "gateway.strict=True", "gateway.shards=2", "gateway.max_failed_groups=4"),
+        *("record=True", "turns.depth=1", "wait_for_machines_s=5"),
     ],
 )
 def test_verls_own_modes_read_no_setting_of_our_trainers(tmp_path: Path, setting: str) -> None:
@@ -42,14 +40,12 @@ def test_verls_own_modes_read_no_setting_of_our_trainers(tmp_path: Path, setting
     assert f"seamless.{setting}: is not read by trainer.v1.trainer_mode=sync" in warning
 
 
-@pytest.mark.parametrize("setting", ["device_memory_gb=80", "host_memory_gb=100", "cpu.pin=False", "plot=True"])
+@pytest.mark.parametrize("setting", ["device_memory_gb=80", "host_memory_gb=100"])
 def test_verls_own_modes_read_what_describes_the_machine_and_draw_nothing(tmp_path: Path, setting: str) -> None:
     assert not warnings(tmp_path, "trainer.v1.trainer_mode=sync", f"seamless.{setting}")
 
 
-@pytest.mark.parametrize(
-    "setting", ["handover='released'", "handover='cache_only'", "lending='step_boundary'", "record_lending=True"]
-)
+@pytest.mark.parametrize("setting", ["handover='released'", "handover='cache_only'", "lending='step_boundary'"])
 def test_where_no_device_changes_hands_there_is_nothing_to_say_of_hand_overs(tmp_path: Path, setting: str) -> None:
     given = f"seamless.{setting}"
     (warning,) = warnings(tmp_path, *POOL, given)
@@ -76,7 +72,7 @@ def test_a_hand_over_that_no_device_makes_changes_no_estimate_and_needs_no_cache
 
 
 @pytest.mark.parametrize("handover", ["released", "cache_only"])
-@pytest.mark.parametrize("setting", ["weights.at_once=2", "weights.kv='keep'"])
+@pytest.mark.parametrize("setting", ["weights.kv='keep'"])
 def test_replicas_that_all_release_their_cache_load_in_one_round(tmp_path: Path, handover: str, setting: str) -> None:
     given = (f"seamless.{setting}", f"seamless.handover={handover}")
     (warning,) = warnings(tmp_path, *given)
@@ -88,7 +84,7 @@ def test_replicas_that_all_release_their_cache_load_in_one_round(tmp_path: Path,
 
 
 def test_a_hand_over_that_the_memory_chose_counts_as_one_that_was_set(tmp_path: Path) -> None:
-    (warning,) = warnings(tmp_path, "seamless.weights.at_once=2", accelerator=True)
+    (warning,) = warnings(tmp_path, "seamless.weights.kv=keep", accelerator=True)
     assert "has no effect with seamless.handover=released in the colocated layout" in warning
 
 
@@ -96,9 +92,6 @@ def test_a_hand_over_that_the_memory_chose_counts_as_one_that_was_set(tmp_path: 
     ("setting", "reader"),
     [
         ("turns.depth=1", "algorithm.adv_estimator=hgpo"),
-        ("turns.discount=0.5", "algorithm.adv_estimator=hgpo"),
-        ("correction.truncate=3.0", f"{LOSS}=interpolated"),
-        ("correction.m2_threshold=0.1", f"{LOSS}=m2po"),
         ("tokens.grammar='train_all'", "seamless.gateway.enabled=true"),
         ("wait_for_machines_s=5", BOTH),
     ],
@@ -112,7 +105,7 @@ def test_an_option_of_what_is_not_chosen(tmp_path: Path, setting: str, reader: s
 
 
 @pytest.mark.parametrize("mode", ["sync", "seamless"])
-@pytest.mark.parametrize("setting", ["cpu.devices=2", "cpu.pin=False"])
+@pytest.mark.parametrize("setting", ["cpu.devices=2"])
 def test_devices_of_the_cpu_platform_beside_an_accelerator(tmp_path: Path, setting: str, mode: str) -> None:
     given = (f"seamless.{setting}", f"trainer.v1.trainer_mode={mode}")
     (warning,) = warnings(tmp_path, *given, accelerator=True)

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from support.config import plain, tiny_run
 
-from seamless_verl.config.checks.settings import Settings
 from seamless_verl.config.checks.values import check_choices, check_flags, check_numbers, check_temperature
+from seamless_verl.config.settings import Settings
 
 CHECKS = (check_numbers, check_temperature, check_flags, check_choices)
 

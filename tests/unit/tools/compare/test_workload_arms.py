@@ -11,7 +11,7 @@ from omegaconf import DictConfig, OmegaConf
 from support.config import compose_ours, write_model, write_rows
 
 from seamless_verl.config import preflight
-from seamless_verl.config.checks.settings import resolved_tree
+from seamless_verl.config.settings import resolved_tree
 from seamless_verl.tools.compare.arms import (
     ComparedArm,
     JobFacts,

@@ -12,7 +12,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from seamless_verl.config.checks.settings import Settings
+from seamless_verl.config.settings import Settings
 from seamless_verl.resources.tags import ROLLOUT as ROLLOUT_TAG
 from seamless_verl.resources.tags import TRAIN, Layout
 from seamless_verl.runtime.supervisor import LOCAL, named_cluster

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from functools import wraps
 from typing import Annotated, Any, TypeAlias, cast
 
-from msgspec import Meta
+from annotated_types import Ge
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
@@ -144,7 +144,7 @@ class Settings:
         return node
 
     def integer(self, key: str, default: int | None = None, *, least: int = 1) -> int:
-        return cast(int, read_value(Annotated[int, Meta(ge=least)], self._given(key, default), key=key))
+        return cast(int, read_value(Annotated[int, Ge(least)], self._given(key, default), key=key))
 
     def flag(self, key: str, default: bool = False) -> bool:
         return cast(bool, read_value(bool, self._given(key, default), key=key))
