@@ -325,7 +325,7 @@ def train(config: DictConfig) -> None:
     from ray.exceptions import RayTaskError
 
     from seamless_verl.runtime.actor_death import ACTOR_GONE
-    from seamless_verl.trainer.placed_runner import PlacedTaskRunner
+    from seamless_verl.trainer.task_runner import PlacedTaskRunner
 
     runner = PlacedTaskRunner(config)
     try:

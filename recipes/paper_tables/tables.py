@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import mean
 
+from seamless_verl.cli.output import text_table
 from seamless_verl.resources.model_facts import ModelFacts
-from seamless_verl.runtime.tables import text_table
 from seamless_verl.tools.simulator.machine import Lengths, accelerator_named, machine_of, seats_of
 from seamless_verl.tools.simulator.scenario import BOTH, ROLLOUT, SCHEDULERS, Scenario, Scheduler
 from seamless_verl.tools.simulator.simulate import Result, simulate

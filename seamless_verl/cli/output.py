@@ -6,6 +6,7 @@ import importlib
 import os
 import stat
 import sys
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
@@ -15,6 +16,7 @@ from seamless_verl.errors import ConfigError
 
 NEWLINE_AND_TAB = "\n\t"
 AGE_UNITS = (("d", 86400), ("h", 3600), ("m", 60))
+GAP = "  "  # between two columns
 WAY_OUT = "Give a place that can be written, or free the disk"
 
 
@@ -95,3 +97,26 @@ def import_package(module: str, key: str, value: str, alternative: str = "") -> 
     except ModuleNotFoundError as error:
         way_out = f"pip install {module.partition('.')[0]}{alternative}"
         raise ConfigError(key, value, f"the package {error.name} is not installed", way_out) from error
+
+
+def text_table(header: Sequence[str], rows: Iterable[Sequence[str]], *, align: str = "<") -> str:
+    """The header and the rows as lines of equally wide columns, without a line break at the end.
+
+    `align` has `<` (flush left) or `>` (flush right) for each column; the last character holds for all further
+    columns, so that `<>` sets the first column left and the others right. Spaces at the end of a line are left out.
+
+    Raises:
+        ValueError: a row has more or fewer cells than the header, or `align` is empty or has another character.
+    """
+    lines = [header, *rows]
+    for line in lines:
+        if len(line) != len(header):
+            raise ValueError(f"row={line!r}: has {len(line)} cells, and the header {len(header)}: give as many")
+    if not align or set(align) - set("<>"):
+        raise ValueError(f"align={align!r}: give < or > for each column")
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    alignment = align.ljust(len(header), align[-1])
+    return "\n".join(
+        GAP.join(f"{cell:{side}{width}}" for cell, side, width in zip(line, alignment, widths, strict=False)).rstrip()
+        for line in lines
+    )

@@ -13,12 +13,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 from seamless_verl.cli.main import COMMANDS, OPTIMIZE
-from seamless_verl.cli.output import format_count, write
+from seamless_verl.cli.output import format_count, text_table, write
 from seamless_verl.errors import ConfigError, refuse
 from seamless_verl.resources.memory_fit import gigabytes, sizes
 from seamless_verl.resources.placement import PlannedDevice
 from seamless_verl.resources.plan import Plan, plan_to_json
-from seamless_verl.runtime.tables import text_table
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig

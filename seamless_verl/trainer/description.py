@@ -1,4 +1,4 @@
-"""What a run says of itself in its folder, from its config: `runtime/run_description.py` writes it."""
+"""What a run says of itself in its folder, from its config: `runtime/files.py` writes it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from omegaconf import DictConfig
 
 from seamless_verl.config.schema import SeamlessConfig
 from seamless_verl.resources.tags import Layout
-from seamless_verl.runtime.run_description import RunDescription
+from seamless_verl.runtime.files import RunDescription
 
 
 def describe(config: DictConfig, seamless: SeamlessConfig, layout: Layout) -> RunDescription:

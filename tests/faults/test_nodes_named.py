@@ -16,10 +16,10 @@ from support.resources import group, plan
 
 from seamless_verl.errors import ActorLostError, ConfigError
 from seamless_verl.resources.machines import machines_of, runner_node
-from seamless_verl.trainer import placed_runner
+from seamless_verl.trainer import task_runner
 from seamless_verl.trainer.cluster import cluster_nodes
 from seamless_verl.trainer.deaths import DeathWatch, NodeWatch, clock_warnings
-from seamless_verl.trainer.placed_runner import PlacedTaskRunner
+from seamless_verl.trainer.task_runner import PlacedTaskRunner
 
 pytestmark = [pytest.mark.integration, pytest.mark.long]
 END_S = 60.0
@@ -72,7 +72,7 @@ def refuse_and_place(monkeypatch: pytest.MonkeyPatch, head: str) -> None:
     """A machine that the cluster has not is refused before anything starts; else the task runner is here."""
     for label in ("moon", "train"):
         plans = plan(group(1, 1, "train", "rollout", name="all", does=label))
-        monkeypatch.setattr(placed_runner, "plan_by_tags", lambda config, plans=plans: plans)
+        monkeypatch.setattr(task_runner, "plan_by_tags", lambda config, plans=plans: plans)
         runner = PlacedTaskRunner(OmegaConf.create())
         if label == "moon":
             with pytest.raises(

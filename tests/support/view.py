@@ -25,7 +25,7 @@ from seamless_verl.journal import (
 )
 from seamless_verl.resources.ledger.ledger import Ledger
 from seamless_verl.resources.ledger.trace import Trace
-from seamless_verl.runtime.run_description import RunDescription
+from seamless_verl.runtime.files import RunDescription
 from seamless_verl.runtime.step_metrics import StepMetrics
 from seamless_verl.trajectory.records import tokens
 from support.journal import call_ended, chunk_appended, write

@@ -59,7 +59,7 @@ BELOW = {
     "tools.compare": {"errors", "runtime", "config", "platform", "tiny", "main_ppo", "cli", "resources"},
     "tools.bench": {
         *("errors", "tiny", "trajectory", "journal", "rollout", "transport", "gateway"),
-        *("resources", "config", "platform", "runtime", "data_plane", "weights", "replica", "tools.compare"),
+        *("resources", "config", "platform", "runtime", "data_plane", "weights", "replica", "cli", "tools.compare"),
     },
 }
 """Rooms, and what each may import. Nothing of the product has a tool: those are started, by name."""

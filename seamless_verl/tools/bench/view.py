@@ -21,10 +21,10 @@ from statistics import median
 import httpx
 import psutil
 
+from seamless_verl.cli.output import text_table
 from seamless_verl.config.words import quoted
 from seamless_verl.errors import ConfigError, exits_on_config_error
 from seamless_verl.runtime.step_metrics import response_tokens
-from seamless_verl.runtime.tables import text_table
 from seamless_verl.tools.bench.arguments import job_parser, new_folder
 from seamless_verl.tools.compare.command import split_job
 from seamless_verl.tools.compare.job import Job, job_named

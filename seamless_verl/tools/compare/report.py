@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import mean
 
-from seamless_verl.runtime.tables import text_table
+from seamless_verl.cli.output import text_table
 from seamless_verl.tools.compare.comparison import Comparison
 from seamless_verl.tools.compare.equal_tokens import LEVELS, EqualTokens
 from seamless_verl.tools.compare.figures import TIMES

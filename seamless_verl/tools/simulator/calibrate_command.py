@@ -9,12 +9,10 @@ from pathlib import Path
 from typing import TypeAlias
 
 from seamless_verl.cli.main import COMMANDS
-from seamless_verl.cli.output import format_count, write, write_file
+from seamless_verl.cli.output import format_count, text_table, write, write_file
 from seamless_verl.errors import ConfigError
-from seamless_verl.runtime.run_description import FILE as DESCRIPTION
-from seamless_verl.runtime.run_description import RunDescription
+from seamless_verl.runtime.files import DESCRIPTION, RunDescription
 from seamless_verl.runtime.step_metrics import FILE as METRICS
-from seamless_verl.runtime.tables import text_table
 from seamless_verl.tools.simulator.calibration import (
     LEAST_STEPS,
     RECORDING,

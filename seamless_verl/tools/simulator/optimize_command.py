@@ -13,6 +13,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from seamless_verl.cli.output import text_table
 from seamless_verl.config.checks.batches import MINI
 from seamless_verl.config.checks.batches import TRAIN as TRAIN_BATCH
 from seamless_verl.config.planning import memory_facts_with, resources_of, roles_of
@@ -24,7 +25,6 @@ from seamless_verl.resources.memory_fit import gigabytes, memory_problems
 from seamless_verl.resources.parallel import ParallelSizes, ReplicaSizes
 from seamless_verl.resources.plan import make_plan
 from seamless_verl.resources.tags import KEY as RESOURCES
-from seamless_verl.runtime.tables import text_table
 from seamless_verl.tools.compare.job import SCRIPT, reads_main
 from seamless_verl.tools.simulator.calibration import Calibration, read_calibration
 from seamless_verl.tools.simulator.machine import (

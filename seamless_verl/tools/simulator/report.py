@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from seamless_verl.runtime.tables import text_table
+from seamless_verl.cli.output import text_table
 from seamless_verl.tools.simulator.engine import SimulatedUse
 from seamless_verl.tools.simulator.machine import machine_named
 from seamless_verl.tools.simulator.scenario import BOTH, ROLLOUT, SCHEDULERS, Scenario, Scheduler

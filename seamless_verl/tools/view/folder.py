@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from seamless_verl.errors import ConfigError
+from seamless_verl.runtime.files import DESCRIPTION, RunDescription
 from seamless_verl.runtime.locks import is_locked
-from seamless_verl.runtime.run_description import FILE as DESCRIPTION
-from seamless_verl.runtime.run_description import RunDescription
 from seamless_verl.runtime.step_metrics import FILE as METRICS
 
 JOURNALS, TRACES = "trajectories*.sqlite", "devices*.trace.json"

@@ -12,7 +12,7 @@ import pytest
 
 from seamless_verl.cli.main import main
 from seamless_verl.errors import ConfigError
-from seamless_verl.runtime.run_description import RunDescription
+from seamless_verl.runtime.files import RunDescription
 from seamless_verl.tools.simulator.calibrate_command import run_of
 from seamless_verl.tools.simulator.calibration import read_calibration
 from seamless_verl.tools.simulator.machine import TWO_CORES

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from seamless_verl.runtime.run_description import RunDescription
+from seamless_verl.runtime.files import RunDescription
 
 RUN = RunDescription("p/e", 12.5, "colocated", "/models/m", ("/runs/trajectories.sqlite",), 1)
 

@@ -15,7 +15,7 @@ from statistics import median, quantiles
 from time import perf_counter
 from typing import Any
 
-from seamless_verl.runtime.tables import text_table
+from seamless_verl.cli.output import text_table
 from seamless_verl.tools.bench.gateway.arms import BenchProcesses, GatewayArm
 from seamless_verl.tools.bench.gateway.load import BenchConnection, BenchRequest, Pacing, ReplyTiming, Shape, shapes
 

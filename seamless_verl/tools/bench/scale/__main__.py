@@ -33,8 +33,8 @@ from statistics import median, quantiles
 import psutil
 import uvloop
 
+from seamless_verl.cli.output import text_table
 from seamless_verl.errors import ConfigError, exits_on_config_error
-from seamless_verl.runtime.tables import text_table
 from seamless_verl.tools.bench.gateway.arms import child_process, module, read_ports
 from seamless_verl.tools.bench.gateway.load import Pacing
 from seamless_verl.tools.bench.scale.core_share import KEY, check_share, limited_to

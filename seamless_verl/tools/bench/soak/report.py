@@ -16,7 +16,7 @@ from statistics import mean
 
 import numpy as np
 
-from seamless_verl.runtime.tables import text_table
+from seamless_verl.cli.output import text_table
 from seamless_verl.tools.bench.soak.samples import Sample
 from seamless_verl.tools.compare.page import page_of
 from seamless_verl.tools.compare.statistics import QUANTILES

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from seamless_verl.errors import ConfigError
+from seamless_verl.runtime.files import RunDescription
 from seamless_verl.runtime.locks import only_writer
-from seamless_verl.runtime.run_description import RunDescription
 from seamless_verl.tools.view.folder import RunFiles, find_run, folders_in
 
 RUN = RunDescription("p/e", 1.0, "colocated")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from seamless_verl.runtime.tables import text_table
+from seamless_verl.cli.output import text_table
 
 ROWS = [("a", "1", "x"), ("long name", "1000", "")]
 
