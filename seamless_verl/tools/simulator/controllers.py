@@ -83,19 +83,13 @@ class LendingController:
     """
 
     def __init__(
-        self,
-        cluster: VirtualCluster,
-        groups: PromptGroups,
-        policy: LendingPolicy,
-        *,
-        carry: bool | None,
-        look_s: float = 0.0,
+        self, cluster: VirtualCluster, groups: PromptGroups, policy: LendingPolicy, scheduler: Scheduler
     ) -> None:
-        self.cluster, self.groups, self.policy, self.carry = cluster, groups, policy, carry
+        self.cluster, self.groups, self.policy, self.carry = cluster, groups, policy, scheduler.carry
         self.due_at: float | None = None
         self.step, self.update, self.trained = 1, 0, 0
         self.train_s: float | None = None
-        self.look_s, self.looks_at, self.timer_set = look_s, 0.0, False
+        self.look_s, self.looks_at, self.timer_set = scheduler.look_s, 0.0, False
         self.changed = True
         self.trains = [device for device in cluster.devices if device.trains]
 

@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 
 from seamless_verl.config.roles import ROLLOUT_KEY, pool_backend
 from seamless_verl.config.settings import Settings
-from seamless_verl.resources import tags as tags_of
 from seamless_verl.resources.lending.policy import Tag
 from seamless_verl.resources.placement import verl_fields
 from seamless_verl.resources.tags import KEY as RESOURCES
@@ -247,8 +246,8 @@ def backend_of(settings: Settings) -> str:
 
 def planned_resources(candidate: PlanCandidate, machines: AlikeMachines) -> Resources:
     """The candidate's machines with their tags."""
-    tags = (tags_of.TRAIN, tags_of.ROLLOUT) if candidate.shared else (tags_of.TRAIN,)
-    parts = [("trainer", candidate.training, tags), ("rollout", candidate.generating, (tags_of.ROLLOUT,))]
+    tags = (Tag.TRAIN, Tag.ROLLOUT) if candidate.shared else (Tag.TRAIN,)
+    parts = [("trainer", candidate.training, tags), ("rollout", candidate.generating, (Tag.ROLLOUT,))]
     groups = []
     for name, units, of in parts:
         devices = units * candidate.unit.size

@@ -102,9 +102,7 @@ class Simulation:
         )
         self.deaths = DeathController(self.cluster, scenario.deaths, scenario.seed)
         self.measurements = Measurements(self.cluster, scenario.warmup)
-        self.lending = LendingController(
-            self.cluster, self.groups, self.policy, carry=scheduler.carry, look_s=scheduler.look_s
-        )
+        self.lending = LendingController(self.cluster, self.groups, self.policy, scheduler)
         self.prompts = SimulatedPrompts(scenario)
         self.ahead = AheadControl(self.cluster, scheduler)
         self.trainer = SimulatedTrainer(

@@ -18,7 +18,7 @@ import psutil
 import pytest
 from support.view import make_run
 
-from seamless_verl.runtime.view_process import ViewProcess, viewing
+from seamless_verl.runtime.view_process import viewing
 
 pytestmark = pytest.mark.integration
 LIMIT_S = 60.0
@@ -100,12 +100,10 @@ def test_a_process_that_cannot_start_only_warns(
 
 
 def test_one_that_does_not_end_is_killed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    view = ViewProcess(make_run(tmp_path), "127.0.0.1", 0)
-    printed(capsys)
-    (process,) = views()
-    process.suspend()
-    view.end()
-    view.end()
+    with viewing(make_run(tmp_path), "127.0.0.1", 0):
+        printed(capsys)
+        (process,) = views()
+        process.suspend()
     assert not process.is_running()
 
 
