@@ -15,7 +15,7 @@ CURRENT = [
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "patches/README.md")),
     *sorted(DOCS.glob("*.md")),
     ROOT / "tests/gpu/README.md",
-    *sorted((ROOT / "recipes").rglob("README.md")),
+    *sorted((ROOT / "recipes").rglob("*.md")),
     *sorted((ROOT / "seamless_verl").rglob("*.md")),
 ]
 """What says how things are now: all but the changelog."""
