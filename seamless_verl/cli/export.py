@@ -20,7 +20,7 @@ from seamless_verl.cli.show import format_account, open_journal
 from seamless_verl.errors import ConfigError
 from seamless_verl.journal import GroupOutcome, JournalReader, Stage
 from seamless_verl.journal.recorded import TRAIN_ALL, parse_policy, recorded
-from seamless_verl.journal.recovery import rebuild_record
+from seamless_verl.journal.stored import rebuild_record
 from seamless_verl.trajectory.account import Account
 from seamless_verl.trajectory.export import rows, write_jsonl
 from seamless_verl.trajectory.sequences import assemble

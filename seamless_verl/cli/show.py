@@ -25,7 +25,7 @@ from seamless_verl.cli.output import (
 from seamless_verl.errors import ConfigError, JournalError
 from seamless_verl.journal import JournalReader, SessionSummary, Stage, StoredSession
 from seamless_verl.journal.recorded import TRAIN_ALL, Recorded, parse_policy, recorded
-from seamless_verl.journal.recovery import rebuild_record
+from seamless_verl.journal.stored import rebuild_record
 from seamless_verl.trajectory.account import Account
 from seamless_verl.trajectory.drift import Decode, find_drifts
 from seamless_verl.trajectory.sequences import assemble

@@ -25,7 +25,7 @@ from seamless_verl.data_plane.earlier_sessions import SAMPLE, STEP, Place, run_o
 from seamless_verl.data_plane.finished_sessions import HandedNote
 from seamless_verl.gateway.repeated_calls import RepeatableCalls
 from seamless_verl.journal import SqliteJournal, Stage, StoredSession
-from seamless_verl.journal.protocol import is_validation
+from seamless_verl.journal.stored import is_validation
 from seamless_verl.trajectory.account import DropReason
 from seamless_verl.trajectory.session import Closed
 

@@ -18,7 +18,7 @@ import ray
 from ray import cloudpickle
 from ray.experimental import internal_kv
 
-from seamless_verl.gateway.listening import open_listeners
+from seamless_verl.gateway.http import open_listeners
 from seamless_verl.runtime.actor_death import ACTOR_GONE
 
 NAMESPACE = "seamless_verl"

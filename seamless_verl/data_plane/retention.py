@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection
 from contextlib import suppress
 
 from seamless_verl.errors import JournalError
-from seamless_verl.journal import CompactionResult, Journal
+from seamless_verl.journal import CompactionResult, SqliteJournal
 
 logger = logging.getLogger(__name__)
 DAY_S, GIB = 24 * 3600.0, 1 << 30
@@ -25,7 +25,7 @@ class Retention:
 
     def __init__(
         self,
-        journal: Journal,
+        journal: SqliteJournal,
         days: float | None,
         gib: float | None,
         needed: Callable[[], Collection[str] | None] = frozenset,

@@ -27,7 +27,7 @@ LEASE_CODES = {"expired": ErrorCode.LEASE_EXPIRED, "unknown": ErrorCode.LEASE_UN
 
 
 class RunnerRequests:
-    """Serves runners for the gateway (its `OutsideApi`); it keeps nothing."""
+    """Serves runners for the gateway; it keeps nothing."""
 
     def __init__(self, tasks: RunnerTasks) -> None:
         self._tasks = tasks

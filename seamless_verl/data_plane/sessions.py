@@ -53,14 +53,14 @@ from seamless_verl.journal import (
     Stage,
     StoredSession,
 )
-from seamless_verl.journal.recovery import read_closed_session, rebuild_record
+from seamless_verl.journal.stored import read_closed_session, rebuild_record
 from seamless_verl.rollout.call import Calls
 from seamless_verl.trajectory.account import DropReason
 from seamless_verl.trajectory.records import Finish
 from seamless_verl.trajectory.session import Closed, SessionRecord
 
 if TYPE_CHECKING:
-    from seamless_verl.gateway.protocols import OutsideApi
+    from seamless_verl.data_plane.runner_requests import RunnerRequests
 
 logger = logging.getLogger(__name__)
 LOCKED_S, RETRY_S = 10.0, 0.05  # an earlier process that was just killed may hold the journal's lock for so long
@@ -96,7 +96,7 @@ class Sessions:
         kept: Collection[str] = (),
         *,
         restarted: bool,
-        outside: OutsideApi | None = None,
+        outside: RunnerRequests | None = None,
     ) -> None:
         """Starts the gateway; `restarted` after a death, it continues the sessions that were open then.
 
@@ -136,7 +136,8 @@ class Sessions:
             recovery=GatewayRecovery(self.journal, self.recorder),
             listeners=[] if settings.socket_holder is None else await held_sockets(settings.socket_holder),
             on_failure=self.on_failure,
-            outside=outside,
+            serve_runner=outside and outside.handle,
+            on_outside_refusal=outside and outside.refused,
         )
         self.calls.paused_time.now = self.gateway.table.clock
         self.gateway.table.paused_s = self.calls.paused_time.total

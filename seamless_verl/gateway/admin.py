@@ -9,7 +9,7 @@ from annotated_types import Len
 
 from seamless_verl.errors import ConfigError, shorten
 from seamless_verl.gateway.api_errors import ApiError, ErrorCode
-from seamless_verl.gateway.protocols import Recorder
+from seamless_verl.gateway.recorder import JournalRecorder
 from seamless_verl.gateway.session import Session, SessionLimits, SessionSampling, SessionState
 from seamless_verl.gateway.sessions import SessionTable
 from seamless_verl.runtime.fields import Text, read, read_value
@@ -27,7 +27,7 @@ OPEN_FIELDS = ("uid", "limits", "sampling", "metadata")
 class Admin:
     """The admin API without its HTTP; `url` is the gateway's address for agents, without a slash at its end."""
 
-    def __init__(self, table: SessionTable, recorder: Recorder, *, cancel: CancelCalls, url: str = "") -> None:
+    def __init__(self, table: SessionTable, recorder: JournalRecorder, *, cancel: CancelCalls, url: str = "") -> None:
         self._table, self._recorder, self._cancel, self.url = table, recorder, cancel, url
 
     async def handle(self, method: str, path: str, body: dict[str, Any]) -> dict[str, Any]:

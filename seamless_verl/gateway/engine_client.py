@@ -10,13 +10,14 @@ refused.
 from __future__ import annotations
 
 import asyncio
+from abc import update_abstractmethods
 from array import array
 from collections import defaultdict
-from collections.abc import AsyncGenerator, Callable, Iterable
+from collections.abc import AsyncGenerator, Iterable
 from copy import copy
 from functools import partial
 from http import HTTPStatus
-from typing import Any, NoReturn
+from typing import Any
 
 from msgspec import structs
 from vllm.config import VllmConfig
@@ -31,97 +32,45 @@ from vllm.v1.engine.input_processor import InputProcessor
 from vllm.v1.engine.output_processor import RequestOutputCollector
 from vllm.v1.engine.parallel_sampling import ParentRequest
 
+from seamless_verl.gateway.calls import CallSource, SessionCall
 from seamless_verl.gateway.outputs import Decoder, engine_sampling, stop_strings
-from seamless_verl.gateway.protocols import CallSource, NullRecorder, Recorder, SessionCall
-from seamless_verl.gateway.repeated_calls import RepeatedSource, asked_digest
+from seamless_verl.gateway.recorder import JournalRecorder
+from seamless_verl.gateway.repeated_calls import RecordedCall, RecordedSource, asked_digest, resume_call
 from seamless_verl.gateway.request_context import RequestContext, current_request
-from seamless_verl.gateway.resumed_calls import (
-    ResumedRecorder,
-    ResumedSource,
-    count_recorded,
-    new_token_counter,
-    resume_call,
-)
 from seamless_verl.gateway.retries import CallOutput
 from seamless_verl.gateway.running_call import RunningCall, finish_reply
 from seamless_verl.gateway.session import SessionState
-from seamless_verl.journal import StoredCall
 from seamless_verl.platform.vllm_versions import GracefulHTTPError
 from seamless_verl.trajectory.records import TOKEN
 
-
-def _refuse(what: str) -> NoReturn:
-    raise NotImplementedError(f"{what} is the rollout manager's, not the gateway's")
-
-
-class IdleEngineClient(EngineClient):
-    """All methods of the protocol except `generate` and `abort`: the ones that need an engine are refused."""
-
-    is_running = True
-    is_stopped = False
-    errored = False
-    dead_error = EngineDeadError()
-
-    async def encode(self, *args: Any, **kwargs: Any) -> AsyncGenerator[Any, None]:
-        _refuse("pooling")
-        yield
-
-    async def notify_kv_transfer_request_rejected(self, *args: Any, **kwargs: Any) -> None: ...
-
-    async def get_supported_tasks(self) -> tuple[Any, ...]:
-        return ("generate",)
-
-    async def is_tracing_enabled(self) -> bool:
-        return False
-
-    async def do_log_stats(self) -> None: ...
-
-    async def check_health(self) -> None: ...
-
-    async def start_profile(self) -> None:
-        _refuse("profiling")
-
-    async def stop_profile(self) -> None:
-        _refuse("profiling")
-
-    async def reset_mm_cache(self) -> None: ...
-
-    async def reset_encoder_cache(self) -> None: ...
-
-    async def reset_prefix_cache(self, *args: Any, **kwargs: Any) -> bool:
-        _refuse("the prefix cache")
-
-    async def sleep(self, *args: Any, **kwargs: Any) -> None:
-        _refuse("sleep")
-
-    async def wake_up(self, *args: Any, **kwargs: Any) -> None:
-        _refuse("waking up")
-
-    async def is_sleeping(self) -> bool:
-        return False
-
-    async def add_lora(self, *args: Any, **kwargs: Any) -> bool:
-        _refuse("loading adapters")
-
-    async def pause_generation(self, *args: Any, **kwargs: Any) -> None:
-        _refuse("pausing")
-
-    async def resume_generation(self) -> None:
-        _refuse("resuming")
-
-    async def is_paused(self) -> bool:
-        return False
-
-    def shutdown(self, timeout: float | None = None) -> None: ...
+REFUSED = (
+    *("encode", "start_profile", "stop_profile", "reset_prefix_cache", "sleep", "wake_up", "add_lora"),
+    *("pause_generation", "resume_generation"),
+)
+"""Methods of an engine client that need an engine."""
 
 
-class FleetEngineClient(IdleEngineClient):
+def refuse(client: type[Any]) -> type[Any]:
+    """Gives a class the methods of REFUSED; any other that a version of vLLM adds still has to be written."""
+    for name in REFUSED:
+
+        async def method(self: Any, *args: Any, refused: str = name, **kwargs: Any) -> None:
+            raise NotImplementedError(f"{refused} is the rollout manager's, not the gateway's")
+
+        setattr(client, name, method)
+    return update_abstractmethods(client)
+
+
+@refuse
+class FleetEngineClient(EngineClient):
     """Runs the calls of sessions; needs a VllmConfig for rendering and checking, and starts no engine.
 
     Owned state: the running calls by their tasks; `malformed_calls` counts replies with tool calls that cannot be read.
     """
 
-    def __init__(self, vllm_config: VllmConfig, *, source: CallSource, recorder: Recorder) -> None:
+    is_running, is_stopped, errored, dead_error = True, False, False, EngineDeadError()
+
+    def __init__(self, vllm_config: VllmConfig, *, source: CallSource, recorder: JournalRecorder) -> None:
         self.vllm_config, self.model_config = vllm_config, vllm_config.model_config
         self.renderer = renderer_from_config(vllm_config)
         self.input_processor = InputProcessor(vllm_config, self.renderer)
@@ -165,6 +114,20 @@ class FleetEngineClient(IdleEngineClient):
         for running in self._running.values():
             if running.request_id in ids:
                 running.cancel()
+
+    async def get_supported_tasks(self) -> tuple[Any, ...]:
+        return ("generate",)
+
+    async def _no(self) -> bool:
+        return False
+
+    async def _do_nothing(self, *args: Any, **kwargs: Any) -> None: ...
+
+    is_tracing_enabled = is_sleeping = is_paused = _no
+    do_log_stats = check_health = notify_kv_transfer_request_rejected = _do_nothing
+    reset_mm_cache = reset_encoder_cache = _do_nothing
+
+    def shutdown(self, timeout: float | None = None) -> None: ...
 
     async def drain(self) -> None:
         """Returns when every running call has ended and its end is on record."""
@@ -212,12 +175,19 @@ class FleetEngineClient(IdleEngineClient):
         call = _session_call(context, request, index, call_id, choice)
         if context.is_retry:
             context.session.retried_replies[call.reply_id] = context.attempt.number
-        call, source, recorder, count_tokens = self._collaborators(call, context, earlier, interrupted)
+        session, recorder, source, recorded = context.session, self._recorder, self._source, 0
+        if earlier is not None:
+            recorder, source = None, earlier
+        elif interrupted is not None:
+            known = RecordedCall(interrupted.segments)
+            call, source, recorded = resume_call(call, interrupted), RecordedSource(known, source), len(known)
+            request = structs.replace(request, prompt_token_ids=interrupted.prompt_ids.tolist())
+        elif session.recorded_calls is not None and (repeated := session.recorded_calls.take(call)) is not None:
+            source = RecordedSource(repeated, source)
         output = CallOutput()
         context.attempt.outputs[index] = earlier or output
-        if interrupted is not None:
-            request = structs.replace(request, prompt_token_ids=interrupted.prompt_ids.tolist())
         tokenizer = self.renderer.tokenizer
+        finish = partial(finish_reply, context, tokenizer, self.model_config, on_malformed=self._count_malformed)
         running = RunningCall(
             call,
             source,
@@ -225,15 +195,9 @@ class FleetEngineClient(IdleEngineClient):
             Decoder(tokenizer, request, parent, choice),
             output,
             queue.put,
-            partial(
-                finish_reply,
-                context,
-                tokenizer,
-                self.model_config,
-                add_prefix=earlier is None,
-                on_malformed=self._count_malformed,
-            ),
-            count_tokens,
+            partial(finish, add_prefix=earlier is None),
+            session.add_tokens,
+            recorded=recorded,
             request_id=request.external_req_id or "",
         )
         task = running.start()
@@ -248,20 +212,6 @@ class FleetEngineClient(IdleEngineClient):
         tasks.discard(task)
         if not tasks:
             del self._by_session[session_id]
-
-    def _collaborators(
-        self, call: SessionCall, context: RequestContext, earlier: CallOutput | None, interrupted: StoredCall | None
-    ) -> tuple[SessionCall, CallSource, Recorder, Callable[[int], None]]:
-        """The call, its source of tokens, its recorder, and what counts its tokens."""
-        if earlier is not None:
-            return call, earlier, NullRecorder(), _count_nothing
-        if interrupted is None:
-            recorded_call = context.session.take_recorded(call)
-            source = self._source if recorded_call is None else RepeatedSource(recorded_call, self._source)
-            return call, source, self._recorder, context.session.add_tokens
-        recorded = count_recorded(interrupted)
-        recorder, count_tokens = ResumedRecorder(self._recorder, recorded), new_token_counter(context.session, recorded)
-        return resume_call(call, interrupted), ResumedSource(interrupted.segments, self._source), recorder, count_tokens
 
 
 def _session_call(
@@ -316,7 +266,3 @@ def _split_choices(request: EngineCoreRequest) -> list[tuple[EngineCoreRequest, 
         child.request_id, child.sampling_params = parent.get_child_info(index)
         children.append((child, parent, index))
     return children
-
-
-def _count_nothing(tokens: int) -> None:
-    """A retry that reads an earlier output generates nothing."""

@@ -23,7 +23,8 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from seamless_verl.gateway.http import COUNT_TOKENS_PATH, GENERATION_PATHS, Body, ReplayedBody, parse_request
+from seamless_verl.gateway.http import COUNT_TOKENS_PATH, GENERATION_PATHS, Body, parse_request
+from seamless_verl.gateway.http_responses import ReplayedBody
 
 READ_BODY = "seamless_verl.read_body"  # the scope's key of a ReadBody
 ROUTE_ERROR = "seamless_verl.route_error"  # the scope's key of an error that a route's function raised

@@ -1,29 +1,22 @@
-"""HTTP of the gateway: addresses, keys and bodies of requests, and the responses sent for them.
-
-Request bodies are bounded and parsed here. Our own errors are sent in the form of the API that was called; vLLM's
-responses pass through watchers, which give its errors Anthropic's form where that API was called.
-"""
+"""HTTP requests of the gateway: where it listens, and the addresses, keys and bodies of requests."""
 
 from __future__ import annotations
 
 import json
 import math
 import re
-import time
-from collections.abc import Callable, Mapping
+import socket
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from starlette.datastructures import Headers
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import Message, Receive, Scope
 
 from seamless_verl.errors import shorten
-from seamless_verl.gateway.api_errors import Api, ApiError, ErrorCode, anthropic_error, error_response
-from seamless_verl.gateway.overflow import STATUS as OVERFLOW_STATUS
-from seamless_verl.gateway.overflow import failed_response_events, openai_overflow
-from seamless_verl.gateway.request_context import RequestContext, digest_of
-from seamless_verl.gateway.request_forms import without_empty
-from seamless_verl.gateway.request_rules import is_deeper
+from seamless_verl.gateway.api_errors import Api, ApiError, ErrorCode
+from seamless_verl.gateway.request_context import digest_of
+from seamless_verl.gateway.request_rules import is_deeper, without_empty
 
 UNSUPPORTED_PARAMETERS = {
     "use_beam_search": "beam search tries tokens that no reply contains",
@@ -52,6 +45,11 @@ WITHOUT_VERSION = frozenset(path.split("/")[2] for path in METHODS)
 
 SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 """An escaped half of a surrogate pair: only a text with one may be no Unicode."""
+
+BACKLOG = 2048
+LOOPBACK = "127.0.0.1"
+COVERING = frozenset({LOOPBACK, "localhost", "0.0.0.0", ""})  # hosts that are the loopback address, or have it
+TRIES = 16  # for a port that is free at both addresses
 
 MAX_DIGITS = 18  # of a length; Python refuses to read a number of thousands of digits
 MAX_DEPTH = 200  # of objects and lists in a body: what can be read must also be written, and read again
@@ -93,6 +91,26 @@ class Address:
             raise ApiError(ErrorCode.NOT_FOUND, f"Nothing is served at {self.path}. Served are {', '.join(METHODS)}")
         if method not in served:
             raise ApiError(ErrorCode.WRONG_METHOD, f"{self.path} takes {' or '.join(served)}, not {method}")
+
+
+def open_listeners(host: str, port: int = 0) -> list[socket.socket]:
+    """Sockets that listen at `host`, for other machines, and at the loopback address; `port` 0 takes any free one.
+
+    Raises:
+        OSError: the port is taken, or `host` is no address of this machine.
+    """
+    tries = TRIES
+    while True:
+        first = socket.create_server((host, port), backlog=BACKLOG)
+        if host in COVERING:
+            return [first]
+        try:
+            return [first, socket.create_server((LOOPBACK, first.getsockname()[1]), backlog=BACKLOG)]
+        except OSError:  # another program has this port at the other address
+            first.close()
+            tries -= 1
+            if port or not tries:
+                raise
 
 
 def parse_address(path: str) -> Address:
@@ -208,108 +226,3 @@ def _finite_float(text: str) -> float:
 
 def _malformed(why: str) -> ApiError:
     return ApiError(ErrorCode.MALFORMED, f"The body cannot be read: {why}")
-
-
-async def send_json(send: Send, status: int, body: object, headers: dict[str, str] | None = None) -> None:
-    data = json.dumps(body).encode()
-    fields = {"content-type": "application/json", "content-length": str(len(data))} | (headers or {})
-    raw = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in fields.items()]
-    await send({"type": "http.response.start", "status": status, "headers": raw})
-    await send({"type": "http.response.body", "body": data})
-
-
-async def send_error(send: Send, error: ApiError, api: Api) -> None:
-    response = error_response(error, api)
-    await send_json(send, response.status, response.body, response.headers)
-
-
-class ReplayedBody:
-    """A receive that gives a body that was read already, and then what follows it."""
-
-    def __init__(self, body: bytes, receive: Receive) -> None:
-        self._body: bytes | None = body
-        self._receive = receive
-
-    async def __call__(self) -> Message:
-        if self._body is not None:
-            body, self._body = self._body, None
-            return {"type": "http.request", "body": body, "more_body": False}
-        return await self._receive()
-
-
-class DisconnectWatch:
-    """A receive that remembers whether the client has disconnected."""
-
-    def __init__(self, receive: Receive) -> None:
-        self._receive = receive
-        self.disconnected = False
-
-    async def __call__(self) -> Message:
-        message = await self._receive()
-        self.disconnected |= message["type"] == "http.disconnect"
-        return message
-
-
-class ResponseWatch:
-    """A send that remembers whether a successful response was sent in full.
-
-    It gives vLLM's errors the form of the API that was called; `on_error` gets the status and message of each.
-    """
-
-    def __init__(self, send: Send, api: Api, context: RequestContext, on_error: Callable[[int, str], None]) -> None:
-        self._send, self._api, self._context, self._on_error = send, api, context, on_error
-        self._error_start: Message | None = None
-        self._error_body: list[bytes] = []
-        self.started = self.complete = False
-
-    @property
-    def error_status(self) -> int | None:
-        """The status of the error that was the response; None without one."""
-        return None if self._error_start is None else int(self._error_start["status"])
-
-    async def __call__(self, message: Message) -> None:
-        if message["type"] == "http.response.start" and message["status"] >= 400:
-            self._error_start = message
-            return
-        self.started |= self._error_start is None
-        if self._error_start is not None:
-            self._error_body.append(message.get("body", b""))
-            if not message.get("more_body", False):
-                await self._send_error(self._error_start, b"".join(self._error_body))
-            return
-        await self._send(message)
-        if message["type"] == "http.response.body" and not message.get("more_body", False):
-            self.complete = True
-
-    async def _send_error(self, start: Message, data: bytes) -> None:
-        status, message, overflow = start["status"], _error_message(data), self._context.overflow
-        if overflow is not None:
-            status, message = OVERFLOW_STATUS, overflow.message
-        self._on_error(status, message)
-        if self._api is Api.ANTHROPIC:
-            text = message if overflow is None else overflow.anthropic_message
-            await send_json(self._send, status, anthropic_error(status, text))
-        elif overflow is None:
-            await self._send(start)
-            await self._send({"type": "http.response.body", "body": data})
-        elif self._context.path == RESPONSES_PATH and self._context.body.get("stream"):
-            await self._send_failed_response()
-        else:
-            await send_json(self._send, status, openai_overflow(overflow, self._context.path))
-
-    async def _send_failed_response(self) -> None:
-        model = str(self._context.body.get("model", ""))
-        data = failed_response_events(f"resp_{self._context.digest}", model, int(time.time()))
-        headers = [(b"content-type", b"text/event-stream; charset=utf-8")]
-        await self._send({"type": "http.response.start", "status": 200, "headers": headers})
-        await self._send({"type": "http.response.body", "body": data})
-
-
-def _error_message(data: bytes) -> str:
-    """The message of an error in either API's form, or the whole text."""
-    try:
-        body: Any = json.loads(data)
-    except ValueError:
-        return data.decode("utf-8", "replace")
-    error = body.get("error") if isinstance(body, dict) else None
-    return str(error.get("message", error) if isinstance(error, dict) else error or body)

@@ -10,11 +10,11 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import hmac
 import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -33,26 +33,27 @@ from seamless_verl.gateway.http import (
     Address,
     Body,
     ClientGoneError,
-    DisconnectWatch,
-    ResponseWatch,
     digest_request,
     key_from_headers,
     parse_address,
     parse_body,
     parse_request,
     read_body,
+)
+from seamless_verl.gateway.http_responses import (
+    KEEPALIVE_S,
+    DisconnectWatch,
+    ModelList,
+    ResponseWatch,
+    StreamKeepalive,
     send_error,
     send_json,
 )
-from seamless_verl.gateway.keepalive import KEEPALIVE_S, StreamKeepalive
-from seamless_verl.gateway.models import ModelList
-from seamless_verl.gateway.protocols import OutsideApi
 from seamless_verl.gateway.request_context import CURRENT, RequestContext
 from seamless_verl.gateway.request_rules import MAX_BODY, RequestRules, changes_for, count_calls
-from seamless_verl.gateway.retries import Attempt, is_retried
-from seamless_verl.gateway.session import Session
+from seamless_verl.gateway.retries import is_retried
+from seamless_verl.gateway.session import Session, hash_key
 from seamless_verl.gateway.sessions import SessionTable
-from seamless_verl.gateway.stored_responses import find_previous, find_referenced, stored_response
 
 logger = logging.getLogger(__name__)
 
@@ -63,6 +64,39 @@ MAX_REFUSED = 256  # refusals of one session that are recorded as of a program o
 MAX_REFUSED_OUTSIDE = 16_384  # and of all requests without an open session: programs may repeat a mistake for ever
 OnRefusal: TypeAlias = Callable[[Session, str, int, str], None]
 """Gets the session, the path, the status and the message of a request that got an error."""
+ServeRunner: TypeAlias = Callable[[str, str, Body], Coroutine[Any, Any, dict[str, Any]]]
+"""The reply to a request below `/runner/`, by its method, path and body; raises ApiError."""
+OnOutsideRefusal: TypeAlias = Callable[[str, ApiError], Awaitable[None]]
+"""Gets a session's id, or a path, and why a request of the admin API, of a runner, or with a reward was refused."""
+
+
+@dataclass(frozen=True)
+class _Request:
+    """A request on its way through the middleware."""
+
+    scope: Scope
+    receive: Receive
+    send: Send
+    address: Address
+    headers: Headers
+
+    @property
+    def method(self) -> str:
+        return str(self.scope["method"])
+
+    @property
+    def api(self) -> Api:
+        """The API that was called; the list of models has one address in both."""
+        by_headers = "anthropic-version" in self.headers or "x-api-key" in self.headers
+        return Api.ANTHROPIC if self.address.is_models and by_headers else self.address.api
+
+    def inner_scope(self, body: ReadBody) -> Scope:
+        """The scope for vLLM: the body's type is JSON, as it was found to be, and its length is not the sent one's."""
+        replaced = (b"content-type", b"content-length")
+        headers = [(name, value) for name, value in self.scope["headers"] if name not in replaced]
+        headers.append((b"content-type", b"application/json"))
+        path = self.address.path
+        return {**self.scope, "path": path, "raw_path": path.encode(), "headers": headers, READ_BODY: body}
 
 
 class SessionMiddleware:
@@ -85,15 +119,16 @@ class SessionMiddleware:
         takes_namespaces: bool = True,
         max_body: int = MAX_BODY,
         runner_key: str = "",
-        outside: OutsideApi | None = None,
+        serve_runner: ServeRunner | None = None,
+        on_outside_refusal: OnOutsideRefusal | None = None,
         keepalive_s: float = KEEPALIVE_S,
     ) -> None:
         self._app, self._table, self._admin, self._max_body = app, table, admin, max_body
-        self._keepalive_s = keepalive_s
         self._models, self._rules, self._on_refusal = models, rules, on_refusal
-        self._takes_namespaces = takes_namespaces
-        self._admin_hash, self._outside = _hash_of(admin_key), outside
-        self._runner_hashes = [self._admin_hash, *([_hash_of(runner_key)] if runner_key else [])]
+        self._takes_namespaces, self._keepalive_s = takes_namespaces, keepalive_s
+        self._serve_runner, self._on_outside_refusal = serve_runner, on_outside_refusal
+        self._admin_hash = hash_key(admin_key)
+        self._runner_hashes = [self._admin_hash, *([hash_key(runner_key)] if runner_key else [])]
         self._refused_outside = 0
         self.counts = Counter(dict.fromkeys(COUNTED, 0))
 
@@ -101,38 +136,43 @@ class SessionMiddleware:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        address = parse_address(scope["path"])
+        request = _Request(scope, receive, send, parse_address(scope["path"]), Headers(scope=scope))
         try:
-            await self._serve(scope, receive, send, address)
+            await self._serve(request)
         except ApiError as error:
-            headers = Headers(scope=scope)
-            await self._record_refusal(address, headers, error)
-            await send_error(send, error, _api(address, headers))
+            await self._record_refusal(request, error)
+            await send_error(send, error, request.api)
         except ClientGoneError:
             return
 
-    async def _serve(self, scope: Scope, receive: Receive, send: Send, address: Address) -> None:
-        headers = Headers(scope=scope)
-        if address.path == "/health":
-            await send_json(send, 200, {"status": "ok", "running": self._table.running})
-        elif address.path.startswith("/admin/"):
-            _check_key(headers, "admin", [self._admin_hash])
-            body = await self._read_json(scope, receive) if scope["method"] == "POST" else {}
-            await _send_result(send, self._admin.handle(scope["method"], address.path, body))
-        elif address.path.startswith("/runner/") and self._outside is not None:
-            _check_key(headers, "runner", self._runner_hashes)
-            body = await self._read_json(scope, receive) if scope["method"] == "POST" else {}
-            handling = _until_gone(self._outside.handle(scope["method"], address.path, body), receive)
-            await _send_result(send, handling)
+    async def _serve(self, request: _Request) -> None:
+        path = request.address.path
+        if path == "/health":
+            await send_json(request.send, 200, {"status": "ok", "running": self._table.running})
+        elif path.startswith("/admin/"):
+            _check_key(request.headers, "admin", [self._admin_hash])
+            body = await self._read_json(request)
+            await _send_result(request.send, self._admin.handle(request.method, path, body))
+        elif path.startswith("/runner/") and self._serve_runner is not None:
+            _check_key(request.headers, "runner", self._runner_hashes)
+            body = await self._read_json(request)
+            work = _until_gone(self._serve_runner(request.method, path, body), request.receive)
+            await _send_result(request.send, work)
         else:
-            await self._serve_session(scope, receive, send, address, headers)
+            session = self._find_session(request.address, request.headers)
+            try:
+                await self._serve_address(request, session)
+            except ApiError as error:
+                self._note_refusal(session, path, error.status, error.message)
+                raise
 
-    async def _record_refusal(self, address: Address, headers: Headers, error: ApiError) -> None:
+    async def _record_refusal(self, request: _Request, error: ApiError) -> None:
         """Records what a program outside of the run did wrong, but not that it has no key, or came too often."""
-        is_outside = address.path == REWARD_PATH or address.path.startswith(("/admin/", "/runner/"))
-        if self._outside is None or not is_outside or error.status in (401, 429):
+        path = request.address.path
+        is_outside = path == REWARD_PATH or path.startswith(("/admin/", "/runner/"))
+        if self._on_outside_refusal is None or not is_outside or error.status in (401, 429):
             return
-        key = address.key or key_from_headers(headers)
+        key = request.address.key or key_from_headers(request.headers)
         session = None if key is None else self._table.find_by_key(key)
         if session is not None:
             session.refused_outside += 1
@@ -143,93 +183,72 @@ class SessionMiddleware:
             if self._refused_outside == MAX_REFUSED_OUTSIDE:
                 logger.warning("%s refusals are in the journal; later ones are not recorded", MAX_REFUSED_OUTSIDE)
         if recorded:
-            await self._outside.refused(address.path if session is None else session.session_id, error)
-
-    async def _serve_session(
-        self, scope: Scope, receive: Receive, send: Send, address: Address, headers: Headers
-    ) -> None:
-        session = self._find_session(address, headers)
-        try:
-            await self._serve_address(scope, receive, send, address, session, headers)
-        except ApiError as error:
-            self._note_refusal(session, address.path, error.status, error.message)
-            raise
+            await self._on_outside_refusal(path if session is None else session.session_id, error)
 
     def _note_refusal(self, session: Session, path: str, status: int, message: str) -> None:
         self.counts["gateway/requests_refused"] += 1
         session.refused += 1
         self._on_refusal(session, path, status, message)
 
-    async def _serve_address(
-        self, scope: Scope, receive: Receive, send: Send, address: Address, session: Session, headers: Headers
-    ) -> None:
-        address.check(scope["method"])
+    async def _serve_address(self, request: _Request, session: Session) -> None:
+        address, send = request.address, request.send
+        address.check(request.method)
         if address.is_models:
-            await self._serve_models(send, address, _api(address, headers))
+            name = address.path.removeprefix(MODELS_PATH).removeprefix("/")
+            models, api = self._models, request.api
+            await send_json(send, 200, models.describe(name, api) if name else models.list(api))
         elif (response_id := address.response_id) is not None:
             self._table.require_open(session)
-            await send_json(send, 200, stored_response(session, scope["method"], response_id))
+            await send_json(send, 200, session.responses.handle(request.method, response_id))
         else:
-            raw = await read_body(scope, receive, self._max_body)
+            raw = await read_body(request.scope, request.receive, self._max_body)
             if address.path == REWARD_PATH:
                 await _send_result(send, self._admin.reward(session, parse_body(raw)))
-                return
-            body = parse_request(raw)
-            inner_scope = {**scope, "path": address.path, "raw_path": address.path.encode()}
-            await self._serve_request(inner_scope, receive, send, address, session, body, raw, headers)
+            else:
+                await self._serve_model(request, session, parse_request(raw), raw)
 
-    async def _serve_models(self, send: Send, address: Address, api: Api) -> None:
-        name = address.path.removeprefix(MODELS_PATH).removeprefix("/")
-        await send_json(send, 200, self._models.describe(name, api) if name else self._models.list(api))
-
-    async def _serve_request(
-        self,
-        scope: Scope,
-        receive: Receive,
-        send: Send,
-        address: Address,
-        session: Session,
-        body: Body,
-        raw: bytes,
-        headers: Headers,
-    ) -> None:
-        digest = digest_request(address.path, body)
-        generates = address.path in GENERATION_PATHS
+    async def _serve_model(self, request: _Request, session: Session, body: Body, raw: bytes) -> None:
+        """Serves a request that vLLM's classes reply to."""
+        path, key = request.address.path, request.headers.get("idempotency-key")
+        digest = digest_request(path, body)
+        generates, is_response = path in GENERATION_PATHS, path == RESPONSES_PATH
         calls = count_calls(body, self._rules) if generates else 0
         # In the body too, not only in the parsed parameters: those of greedy sampling have lost the others.
         sampling = session.sampling.resolve(body) if generates else {}
-        namespaces = self._takes_namespaces and address.path == RESPONSES_PATH
+        namespaces = self._takes_namespaces and is_response
         changes = changes_for(body, self._rules, self._models.context_length, sampling, namespaces=namespaces)
-        is_response = address.path == RESPONSES_PATH
-        previous = find_previous(session, body) if is_response else None
-        referenced = find_referenced(session, body) if is_response else {}
-        retried = _find_attempt(session, digest, headers) if generates else None
+        previous = session.responses.previous(body) if is_response else None
+        referenced = session.responses.referenced(body) if is_response else {}
+        is_retry = _is_marked(request.headers)
+        retried = session.attempts.find(digest, key=key, retry=is_retry) if generates else None
         try:
             with self._table.admit(session, calls, new_turn=generates and not retried):
-                attempt = retried or _begin_attempt(session, digest, headers)
-                is_retry = retried is not None
-                context = RequestContext(session, session.requests, address.path, body, digest, attempt, is_retry)
-                context.dropped_tools = tuple(changes.dropped_tools.values())
-                context.replaced_media = changes.replaced_media
-                context.previous, context.referenced = previous, referenced
+                attempt = retried or session.attempts.begin(digest, key, session.requests)
+                context = RequestContext(
+                    *(session, session.requests, path, body, digest, attempt),
+                    is_retry=retried is not None,
+                    dropped_tools=tuple(changes.dropped_tools.values()),
+                    replaced_media=changes.replaced_media,
+                    previous=previous,
+                    referenced=referenced,
+                )
                 self.counts["gateway/hosted_tools_dropped"] += len(context.dropped_tools)
                 self.counts["gateway/media_replaced"] += len(context.replaced_media)
-                inner_scope = {**_with_json_type(scope), READ_BODY: ReadBody(body, changes.apply, raw)}
-                await self._forward(inner_scope, DisconnectWatch(receive), send, address.api, context)
+                await self._forward(request, request.inner_scope(ReadBody(body, changes.apply, raw)), context)
                 self.counts["gateway/schemas_dropped"] += context.dropped_schema
         except ApiError as error:
-            if generates and retried is None and is_retried(error.status) and "idempotency-key" not in headers:
+            if generates and retried is None and is_retried(error.status) and key is None:
                 session.attempts.note_failed(digest)
             raise
         finally:
             if retried is not None:  # if this retry was refused, or lost its connection, another one follows
                 retried.claimed = False
 
-    async def _forward(
-        self, scope: Scope, receive: DisconnectWatch, send: Send, api: Api, context: RequestContext
-    ) -> None:
-        keepalives = StreamKeepalive(send, context.path, self._keepalive_s)
-        response = ResponseWatch(keepalives, api, context, partial(self._note_refusal, context.session, context.path))
+    async def _forward(self, request: _Request, scope: Scope, context: RequestContext) -> None:
+        receive = DisconnectWatch(request.receive)
+        keepalives = StreamKeepalive(request.send, context.path, self._keepalive_s)
+        on_error = partial(self._note_refusal, context.session, context.path)
+        response = ResponseWatch(keepalives, request.address.api, context, on_error)
         token = CURRENT.set(context)
         try:
             await self._app(scope, receive, response)
@@ -254,12 +273,11 @@ class SessionMiddleware:
             raise ApiError(ErrorCode.FOREIGN_KEY, "The key in the header is of another session than the address")
         return session
 
-    async def _read_json(self, scope: Scope, receive: Receive) -> Body:
-        return parse_body(await read_body(scope, receive, self._max_body))
-
-
-def _hash_of(key: str) -> bytes:
-    return hashlib.sha256(key.encode("utf-8", "surrogatepass")).digest()
+    async def _read_json(self, request: _Request) -> Body:
+        """The body of a POST; of another method it is empty."""
+        if request.method != "POST":
+            return {}
+        return parse_body(await read_body(request.scope, request.receive, self._max_body))
 
 
 def _check_key(headers: Headers, kind: str, hashes: Sequence[bytes]) -> None:
@@ -267,7 +285,7 @@ def _check_key(headers: Headers, kind: str, hashes: Sequence[bytes]) -> None:
     key = key_from_headers(headers)
     if key is None:
         raise ApiError(ErrorCode.MISSING_KEY, f"No {kind} key. Send it as a bearer token or as x-api-key")
-    if not any([hmac.compare_digest(_hash_of(key), known) for known in hashes]):
+    if not any([hmac.compare_digest(hash_key(key), known) for known in hashes]):
         raise ApiError(ErrorCode.UNKNOWN_KEY, f"This is not the {kind} key")
 
 
@@ -300,24 +318,7 @@ async def _send_result(send: Send, work: Awaitable[dict[str, Any]]) -> None:
         await send_json(send, 200, body)
 
 
-def _api(address: Address, headers: Headers) -> Api:
-    """The API that was called; the list of models has one address in both."""
-    anthropic = address.is_models and ("anthropic-version" in headers or "x-api-key" in headers)
-    return Api.ANTHROPIC if anthropic else address.api
-
-
-def _find_attempt(session: Session, digest: str, headers: Headers) -> Attempt | None:
+def _is_marked(headers: Headers) -> bool:
+    """Whether an SDK says that this is a retry."""
     count = headers.get("x-stainless-retry-count", "0")
-    retry = count.isdecimal() and count.strip("0") != ""
-    return session.attempts.find(digest, key=headers.get("idempotency-key"), retry=retry)
-
-
-def _begin_attempt(session: Session, digest: str, headers: Headers) -> Attempt:
-    return session.attempts.begin(digest, headers.get("idempotency-key"), session.requests)
-
-
-def _with_json_type(scope: Scope) -> Scope:
-    """The scope with JSON as content type, which the body was found to be, and without a length."""
-    replaced = (b"content-type", b"content-length")
-    headers = [(name, value) for name, value in scope["headers"] if name not in replaced]
-    return {**scope, "headers": [*headers, (b"content-type", b"application/json")]}
+    return bool(count.isdecimal() and count.strip("0") != "")

@@ -31,15 +31,12 @@ import logging
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from dataclasses import asdict, replace
-from typing import Any, Protocol
+from dataclasses import replace
+from typing import Any
 
 from seamless_verl.errors import JournalError, JournalOrderError
 from seamless_verl.gateway.api_errors import ApiError, ErrorCode
-from seamless_verl.gateway.protocols import SessionCall
-from seamless_verl.gateway.repeated_calls import ASKED
-from seamless_verl.gateway.reply_ids import find_turn
-from seamless_verl.gateway.resumed_calls import GATEWAY_KEY
+from seamless_verl.gateway.calls import GATEWAY_KEY, SessionCall
 from seamless_verl.gateway.session import Session, SessionState
 from seamless_verl.journal import (
     CallEnded,
@@ -50,31 +47,29 @@ from seamless_verl.journal import (
     RewardPosted,
     SessionClosed,
     SessionOpened,
+    SqliteJournal,
     StoredCall,
     StoredSession,
 )
-from seamless_verl.journal.recovery import parse_close_reason, rebuild_record
+from seamless_verl.journal.stored import parse_close_reason, rebuild_record
 from seamless_verl.trajectory.records import Finish, Segment, TokenChunk, Turn, append_chunk
 from seamless_verl.trajectory.session import Closed, SessionRecord
+from seamless_verl.trajectory.tree import PlacedTurn
 
 logger = logging.getLogger(__name__)
 FLUSH_S = 0.05  # a crash costs at most so many seconds of an engine's work
-
-
 MAX_REFUSED = 256  # recorded of one session: an agent may repeat a bad request for ever
 MAX_MESSAGE = 1000  # characters of a refusal's message that are recorded
 
-
-class EventWriter(Protocol):
-    """The part of a journal that the recorder uses."""
-
-    def append(self, *events: Event) -> asyncio.Future[None]: ...
+ANTHROPIC, CHAT = "msg_", "chatcmpl-"
+NUMBERED = {"cmpl-": "-", "resp_": "_"}
+"""What is between the id of a reply and the number of its engine request."""
 
 
 class JournalBuffer:
     """Buffers journal events of running calls."""
 
-    def __init__(self, journal: EventWriter) -> None:
+    def __init__(self, journal: SqliteJournal) -> None:
         self._journal = journal
         self._events: dict[str, list[Event]] = {}
         self._appends: dict[str, asyncio.Future[None]] = {}
@@ -133,12 +128,13 @@ class JournalBuffer:
 
 
 class JournalRecorder:
-    """A Recorder over a journal; it journals first, then updates its records.
+    """Stores what happens in sessions: in the journal first, then in its records.
 
+    When an awaited method has returned, its content survives a crash, and only then may the agent see any of it.
     `on_closed` is called with the id of each session that accepts no more calls.
     """
 
-    def __init__(self, journal: EventWriter, *, on_closed: Callable[[str], None] = lambda _: None) -> None:
+    def __init__(self, journal: SqliteJournal, *, on_closed: Callable[[str], None] = lambda _: None) -> None:
         self._journal, self._on_closed = journal, on_closed
         self._buffer = JournalBuffer(journal)
         self._records: dict[str, SessionRecord] = {}
@@ -147,16 +143,18 @@ class JournalRecorder:
         self._interrupted_calls: dict[str, dict[str, StoredCall]] = {}
 
     async def open_session(self, session: Session) -> None:
-        settings = settings_to_store(session)
-        await self._journal.append(SessionOpened(session.session_id, session.uid, settings, session.opened_at))
+        opened = SessionOpened(session.session_id, session.uid, session.stored_settings(), session.opened_at)
+        await self._journal.append(opened)
         self._records[session.session_id] = SessionRecord(session.uid, session.session_id)
 
     async def start_call(self, call: SessionCall) -> None:
-        self._segments[call.call_id] = []
-        request = request_to_store(call)
-        self._buffer.start(CallStarted(call.session_id, call.call_id, call.digest, call.prompt_ids, request))
+        """The start of a call that a restart interrupted is on record."""
+        if call.call_id not in self._interrupted_calls.get(call.session_id, {}):
+            self._segments[call.call_id] = []
+            self._buffer.start(_started(call))
 
     def buffer_chunk(self, call: SessionCall, chunk: TokenChunk) -> None:
+        """For a chunk that is not the last, and that nobody sees before a later one; it is stored with that one."""
         if chunk.ids:
             append_chunk(self._segments[call.call_id], chunk)  # first: it was generated even if it is refused
             self._buffer.add(ChunkAppended(call.call_id, chunk))
@@ -171,7 +169,10 @@ class JournalRecorder:
             await append
 
     async def end_call(self, call: SessionCall, finish: Finish, reply: dict[str, Any]) -> None:
-        """A call that has ended stays as it is: an error that its end had ends it a second time."""
+        """The call has all its tokens; `reply` is what the agent is going to read.
+
+        A call that has ended stays as it is: an error that its end had ends it a second time.
+        """
         last, segments = self._last_chunks.pop(call.call_id, None), self._segments.pop(call.call_id, None)
         if segments is None:
             return
@@ -188,7 +189,7 @@ class JournalRecorder:
         except Exception:  # it refused this append, and goes on
             self._add_turn(call, segments, Finish.FAILED, await self._end_refused(call, segments, events), {})
             raise
-        self._add_turn(call, segments, finish, request_to_store(call), reply)
+        self._add_turn(call, segments, finish, call.stored_request(), reply)
 
     def _add_turn(
         self, call: SessionCall, segments: list[Segment], finish: Finish, request: dict[str, Any], reply: dict[str, Any]
@@ -205,15 +206,15 @@ class JournalRecorder:
         end = CallEnded(call.call_id, Finish.FAILED, {})
         try:
             await self._journal.append(*(one for one in events if isinstance(one, ChunkAppended)), end)
-            return request_to_store(call)
+            return call.stored_request()
         except JournalOrderError:
-            bare = request_to_store(replace(call, request={}))
-            start = CallStarted(call.session_id, call.call_id, call.digest, call.prompt_ids, bare)
+            bare = replace(call, request={})
             chunks = [ChunkAppended(call.call_id, segment.chunk()) for segment in segments]
-            await self._journal.append(start, *chunks, end)
-            return bare
+            await self._journal.append(_started(bare), *chunks, end)
+            return bare.stored_request()
 
     async def post_reward(self, session: Session, name: str, value: float) -> None:
+        """Raises ApiError when the session accepts no more rewards."""
         record = self._records.get(session.session_id)
         if record is None:
             raise _too_late(session)
@@ -224,10 +225,21 @@ class JournalRecorder:
         record.post_reward(value, name)
 
     def find_turn(self, session: Session, reply_id: str) -> str | None:
-        record = self._records.get(session.session_id)
-        return None if record is None else find_turn(record, reply_id, session.retried_replies)
+        """The id of the turn that the agent got as the reply of this id, of a request for n choices that of the first.
+
+        None if there is none on record. A retry that reads again what was generated before is a reply of another id to
+        the same attempt.
+        """
+        if (record := self._records.get(session.session_id)) is None:
+            return None
+        retried = {number for made, number in session.retried_replies.items() if _names(reply_id, made)}
+        found = [
+            turn for turn in record.turns if turn.finish is not Finish.FAILED and _is_reply(turn, reply_id, retried)
+        ]
+        return min(found, key=lambda turn: int(_own(turn).get("place", 0))).turn_id if found else None
 
     def note_refusal(self, session: Session, path: str, status: int, message: str) -> None:
+        """Stores that a request got an error; nobody waits for it."""
         if session.refused > MAX_REFUSED:
             return
         event = RequestRefused(session.session_id, _unicode(path), status, _unicode(message), time.time())
@@ -269,6 +281,34 @@ class JournalRecorder:
         return self._records.pop(session_id)
 
 
+def _started(call: SessionCall) -> CallStarted:
+    return CallStarted(call.session_id, call.call_id, call.digest, call.prompt_ids, call.stored_request())
+
+
+def _own(turn: PlacedTurn) -> dict[str, Any]:
+    own: dict[str, Any] = turn.request.get(GATEWAY_KEY, {})
+    return own
+
+
+def _is_reply(turn: PlacedTurn, reply_id: str, attempts: set[int]) -> bool:
+    return _names(reply_id, _own(turn).get("reply_id", "")) or _own(turn).get("attempt") in attempts
+
+
+def _names(reply_id: str, made: str) -> bool:
+    """Whether a reply of this id is one to the request for which vLLM made the id `made`.
+
+    Of a message of the Anthropic API the gateway changes the beginning; of plain completions and responses the engine's
+    request has a number behind it.
+    """
+    if reply_id.startswith(ANTHROPIC):
+        reply_id = CHAT + reply_id.removeprefix(ANTHROPIC)
+    between = next((mark for beginning, mark in NUMBERED.items() if reply_id.startswith(beginning)), None)
+    if between is None:
+        return reply_id == made
+    name, _, number = made.rpartition(between)
+    return made == reply_id or (name == reply_id and number.isdecimal())
+
+
 def _too_late(session: Session) -> ApiError:
     return ApiError(ErrorCode.CLOSED, f"Session {session.session_id} has ended, and was handed over with its rewards")
 
@@ -282,32 +322,3 @@ def _log_lost_refusal(append: asyncio.Future[None]) -> None:
     """A refusal may come after its session was handed over; nobody waits for its append."""
     if not append.cancelled() and (error := append.exception()) is not None:
         logger.info("a refused request is not in the journal: %s", error)
-
-
-def request_to_store(call: SessionCall) -> dict[str, Any]:
-    """The call's request, with what finds the call again after a restart."""
-    own: dict[str, Any] = {"attempt": call.attempt, "place": call.index}
-    own["max_tokens"] = call.sampling.get("max_tokens")
-    own["reply_id"] = call.reply_id
-    if call.asked:
-        own[ASKED] = call.asked
-    if call.idempotency_key is not None:
-        own["key"] = call.idempotency_key
-    if call.response is not None:
-        own["response"] = dict(call.response)
-    if call.dropped_tools:
-        own["dropped_tools"] = list(call.dropped_tools)
-    if call.replaced_media:
-        own["replaced_media"] = list(call.replaced_media)
-    return {**call.request, GATEWAY_KEY: own}
-
-
-def settings_to_store(session: Session) -> dict[str, Any]:
-    """What a restart needs of a session besides its calls."""
-    return {
-        "key": session.key_hash.hex(),
-        "limits": asdict(session.limits),
-        "sampling": session.sampling.as_dict(),
-        "metadata": session.metadata,
-        "awaited": session.awaited,
-    }

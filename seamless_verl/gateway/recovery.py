@@ -6,42 +6,46 @@ calls produced, or continues the interrupted ones under their own ids. A session
 gateway runs. The seconds in which its calls waited before are stored by the data plane, not in the journal.
 
 Not restored: that a reply was read in full (so a marked retry may get what ended before the restart), the likeliest
-alternatives at a position, and requests that had no token yet; those count as no turn.
+alternatives at a position, and requests that had no token yet; those count as no turn. Of stored responses not: ids of
+tool calls in the latest output, usage, and that one was deleted.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
-from typing import Any, Protocol
+from typing import Any
 
+from openai.types.responses import (
+    ResponseFunctionToolCall,
+    ResponseOutputMessage,
+    ResponseOutputText,
+    ResponseReasoningItem,
+)
+from openai.types.responses.response_reasoning_item import Content
+
+from seamless_verl.gateway.calls import RESPONSE, gateway_fields
 from seamless_verl.gateway.recorder import JournalRecorder
-from seamless_verl.gateway.restored_responses import KEY, restore_response
-from seamless_verl.gateway.resumed_calls import ENGINE_FINISH, GATEWAY_KEY, count_recorded
+from seamless_verl.gateway.repeated_calls import ENGINE_FINISH
 from seamless_verl.gateway.retries import MAX_ATTEMPTS, Attempt, CallOutput
 from seamless_verl.gateway.session import Session, SessionLimits, SessionSampling
 from seamless_verl.gateway.sessions import SessionTable
-from seamless_verl.journal import StoredCall, StoredSession
+from seamless_verl.gateway.stored_responses import ItemIds, StoredResponse
+from seamless_verl.journal import SqliteJournal, StoredCall, StoredSession
 from seamless_verl.runtime.fields import read
-from seamless_verl.trajectory.records import tokens
+from seamless_verl.trajectory.messages import ASSISTANT, parse_message
+from seamless_verl.trajectory.records import Finish
 
 MAX_RESTORED = 64  # stored responses of a session; the next one that is stored drops those beyond its own bound
-
-
-class SessionStore(Protocol):
-    """The part of a journal that recovery reads."""
-
-    def restore(self) -> tuple[StoredSession, ...]: ...
 
 
 @dataclass(frozen=True)
 class GatewayRecovery:
     """Restores a journal's open sessions into a gateway, and into the recorder that writes that same journal."""
 
-    journal: SessionStore
+    journal: SqliteJournal
     recorder: JournalRecorder
 
     async def restore_into(self, table: SessionTable) -> int:
@@ -66,34 +70,33 @@ def rebuild_session(stored: StoredSession) -> Session:
         awaited=is_awaited(stored),
         opened_at=stored.opened_at,
         requests=max((_request_number(call.call_id) for call in calls), default=0),
-        turns=len({_gateway_fields(call)["attempt"] for call in calls}),
-        tokens=sum(map(count_recorded, calls)),
+        turns=len({gateway_fields(call)["attempt"] for call in calls}),
+        tokens=sum(len(segment) for call in calls for segment in call.segments),
         rewards=dict(stored.rewards),
     )
     for call in calls:
-        if call.finish in ENGINE_FINISH and "message" in call.reply:
-            generated = tokens(chain.from_iterable(segment.ids for segment in call.segments))
-            session.prefixes.add_recorded(call.request, call.reply, call.prompt_ids, generated)
-        own = _gateway_fields(call)
-        if call.finish in ENGINE_FINISH and KEY in own and "message" in call.reply:
+        if call.finish not in ENGINE_FINISH or "message" not in call.reply:
+            continue
+        session.prefixes.add_recorded(call.request, call.reply, call.prompt_ids, call.turn().generated_ids)
+        if (own := gateway_fields(call).get(RESPONSE)) is not None:
             messages, message = call.request["messages"], call.reply["message"]
-            response = restore_response(own[KEY], messages, message, call.finish, stored.opened_at)
-            session.responses.put(own[KEY]["id"], response, MAX_RESTORED)
+            response = restore_response(own, messages, message, call.finish, stored.opened_at)
+            session.responses.put(own["id"], response, MAX_RESTORED)
     for attempt in repeatable_attempts(calls):
         session.attempts.add(attempt)
     return session
 
 
 def is_awaited(stored: StoredSession) -> bool:
-    """Whether an agent loop waits for the session's end; journals of earlier releases do not say that none does."""
-    return bool(stored.settings.get("awaited", True))
+    """Whether an agent loop waits for the session's end."""
+    return bool(stored.settings["awaited"])
 
 
 def repeatable_attempts(calls: Sequence[StoredCall]) -> Iterable[Attempt]:
     """The requests that can be retried, in the order in which they began: of those that ended, the latest."""
     groups: defaultdict[int, list[StoredCall]] = defaultdict(list)
     for call in calls:
-        groups[_gateway_fields(call)["attempt"]].append(call)
+        groups[gateway_fields(call)["attempt"]].append(call)
     attempts = [_attempt(number, group) for number, group in groups.items() if _is_repeatable(group)]
     ended = [attempt for attempt in attempts if not attempt.running]
     old = ended[: len(ended) - MAX_ATTEMPTS] if len(ended) > MAX_ATTEMPTS else []
@@ -105,9 +108,9 @@ def _is_repeatable(group: Iterable[StoredCall]) -> bool:
 
 
 def _attempt(number: int, group: Sequence[StoredCall]) -> Attempt:
-    attempt = Attempt(group[0].digest, _gateway_fields(group[0]).get("key"), number)
+    attempt = Attempt(group[0].digest, gateway_fields(group[0]).get("key"), number)
     for call in group:
-        index = _gateway_fields(call)["place"]
+        index = gateway_fields(call)["place"]
         if call.finish is None:
             attempt.interrupted_calls[index] = call
         else:
@@ -116,11 +119,66 @@ def _attempt(number: int, group: Sequence[StoredCall]) -> Attempt:
     return attempt
 
 
-def _gateway_fields(call: StoredCall) -> dict[str, Any]:
-    own: dict[str, Any] = call.request[GATEWAY_KEY]
-    return own
-
-
 def _request_number(call_id: str) -> int:
     """The number in a call's id, which is `<session>.<number>` or `<session>.<number>-<index>`."""
     return int(call_id.rpartition(".")[2].partition("-")[0])
+
+
+def restore_response(
+    response: Mapping[str, Any],
+    messages: Sequence[Mapping[str, Any]],
+    reply: Mapping[str, Any],
+    finish: Finish,
+    created_at: float,
+) -> StoredResponse:
+    """The stored response of one call, from its record; `response` is as in `SessionCall`.
+
+    The items of its output have the ids that the agent got.
+    """
+    asked = messages[1:] if response["instructions"] else messages
+    output, ids = list(_items([reply])), ItemIds(response["id"])
+    for item in output:
+        ids.assign(item)
+    items = [*(item for message in asked for item in _items([message])), *output]
+    body = {
+        "id": response["id"],
+        "object": "response",
+        "created_at": int(created_at),
+        "status": "incomplete" if finish is Finish.LENGTH else "completed",
+        "model": response["model"],
+        "output": [item.model_dump(mode="json", by_alias=True) for item in output],
+        "parallel_tool_calls": True,
+        "tool_choice": "auto",
+        "tools": [],
+    }
+    return StoredResponse(body, items)
+
+
+def _items(messages: Sequence[Mapping[str, Any]]) -> Iterator[Any]:
+    """Chat messages as input items of the Responses API, in the forms that vLLM converts back; they have no ids yet."""
+    for message in messages:
+        if message["role"] == ASSISTANT:
+            yield from _assistant_items(message)
+        elif message["role"] == "tool":
+            output = {"call_id": message.get("tool_call_id", ""), "output": message.get("content")}
+            yield {"type": "function_call_output", **output}
+        else:
+            yield {"role": message["role"], "content": message.get("content") or ""}
+
+
+def _assistant_items(message: Mapping[str, Any]) -> Iterator[Any]:
+    if reasoning := message.get("reasoning"):
+        thoughts = [Content(type="reasoning_text", text=reasoning)]
+        yield ResponseReasoningItem(type="reasoning", id="", summary=[], content=thoughts)
+    if text := parse_message(message).text:
+        parts = [ResponseOutputText(type="output_text", text=text, annotations=[])]
+        yield ResponseOutputMessage(type="message", id="", role=ASSISTANT, status="completed", content=parts)
+    for number, call in enumerate(message.get("tool_calls") or ()):
+        function = call["function"]
+        yield ResponseFunctionToolCall(
+            type="function_call",
+            call_id=call.get("id") or f"call_{number}",
+            name=function["name"],
+            arguments=function["arguments"],
+            status="completed",
+        )

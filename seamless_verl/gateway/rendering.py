@@ -26,6 +26,7 @@ from vllm.renderers.base import BaseRenderer
 from vllm.renderers.hf import HfRenderer, resolve_chat_template_content_format
 from vllm.renderers.params import TokenizeParams
 
+from seamless_verl.gateway.api_errors import Overflow
 from seamless_verl.gateway.chat_messages import (
     developer_to_system,
     has_developer,
@@ -37,7 +38,6 @@ from seamless_verl.gateway.chat_messages import (
 )
 from seamless_verl.gateway.continuation import Continuation
 from seamless_verl.gateway.http import COUNT_TOKENS_PATH
-from seamless_verl.gateway.overflow import Overflow
 from seamless_verl.gateway.prefix_index import ExtendedReply, PrefixMatch, prefix_seed, text_only
 from seamless_verl.gateway.request_context import CURRENT, Rendered, RequestContext
 from seamless_verl.gateway.request_rules import OUTPUT_LIMITS

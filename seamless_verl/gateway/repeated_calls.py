@@ -1,13 +1,14 @@
-"""Answers an agent that begins again from the record, as long as it asks what it asked before.
+"""Calls that begin with tokens on record: a retry's after a restart, and those of an agent that begins again.
+
+A call that a restart interrupted is continued when its retry comes, not at the restart: stop strings, reply parsers and
+the form of the reply belong to the request, which only the retry brings, and an agent that died never retries.
 
 An agent that was lost with its process runs again from its beginning, in another session. Given the same replies it
 makes the same calls. So a call of the new session that asks what a call of the lost one asked gets the recorded tokens,
 with the logprobs and the weight versions under which they were generated, and is recorded as a call of its own. A
-recorded call without an end is continued.
-
-What is asked is the prompt's token ids with all sampling parameters: ids of tool calls, which each reply has anew, are
-in the request and not in most prompts. A recorded call is a sample for exactly this prompt, so nothing need be known of
-the agent: one that does not repeat itself gets new samples from where it differs.
+recorded call without an end is continued. What is asked is the prompt's token ids with all sampling parameters; ids of
+tool calls, which each reply has anew, are in the request and not in most prompts. A recorded call is a sample for
+exactly this prompt, so nothing need be known of the agent: where it differs it gets new samples.
 
 Invariants:
 - A recorded call answers one call.
@@ -27,15 +28,14 @@ from hashlib import blake2b
 from itertools import takewhile
 from typing import Any
 
-from seamless_verl.gateway.protocols import CallSource, SessionCall
-from seamless_verl.gateway.resumed_calls import ENGINE_FINISH, GATEWAY_KEY, ResumedSource
+from seamless_verl.gateway.calls import ASKED, CallSource, SessionCall, gateway_fields
 from seamless_verl.journal import StoredCall, StoredSession
-from seamless_verl.trajectory.records import Finish, Segment, TokenChunk
+from seamless_verl.trajectory.records import Finish, Segment, TokenChunk, tokens
 
-ASKED = "asked"
-"""In a stored request, under GATEWAY_KEY: the digest of what the call asked."""
 INTERRUPTED = "interrupted"
 """In the stored reply of a call that ended with the run's processes, and not by its agent."""
+# An engine reports STOP for tool calls: they are parsed from the text, again when it is read again.
+ENGINE_FINISH = {Finish.STOP: Finish.STOP, Finish.TOOL_CALLS: Finish.STOP, Finish.LENGTH: Finish.LENGTH}
 
 
 def asked_digest(prompt_ids: array[int], sampling: Mapping[str, Any], stop: Sequence[str], choice: int = 0) -> str:
@@ -47,12 +47,24 @@ def asked_digest(prompt_ids: array[int], sampling: Mapping[str, Any], stop: Sequ
     return blake2b(prompt_ids.tobytes() + settings.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
 
 
+def resume_call(call: SessionCall, stored: StoredCall) -> SessionCall:
+    """The call of a retry, with the id, the prompt, the request and the token budget of the stored call."""
+    budget = gateway_fields(stored).get("max_tokens", call.sampling["max_tokens"])
+    return replace(
+        call,
+        call_id=stored.call_id,
+        prompt_ids=stored.prompt_ids,
+        sampling={**call.sampling, "max_tokens": budget},
+        request=stored.request,
+    )
+
+
 @dataclass(frozen=True)
 class RecordedCall:
     """Tokens of a call on record; `finish` is how the engine ended it, None for one that is continued."""
 
     segments: Sequence[Segment]
-    finish: Finish | None
+    finish: Finish | None = None
     stop_reason: int | str | None = None
 
     @classmethod
@@ -66,10 +78,32 @@ class RecordedCall:
             return None
         if stored.finish in ENGINE_FINISH and len(known) == len(stored.segments):
             return cls(known, ENGINE_FINISH[stored.finish], stored.reply.get("stop_reason"))
-        return cls(known, None) if stored.finish in ENGINE_FINISH or stored.reply.get(INTERRUPTED) else None
+        return cls(known) if stored.finish in ENGINE_FINISH or stored.reply.get(INTERRUPTED) else None
 
     def __len__(self) -> int:
-        return sum(len(segment) for segment in self.segments)
+        return sum(map(len, self.segments))
+
+
+@dataclass(frozen=True)
+class RecordedSource:
+    """A CallSource for one call: the recorded tokens, then, if the recorded call had no end, those of `source`."""
+
+    recorded: RecordedCall
+    source: CallSource
+
+    async def stream(self, call: SessionCall) -> AsyncGenerator[TokenChunk, None]:
+        known, produced = self.recorded, tokens(())
+        # A reader finds a stop string in the text, and ends there.
+        ends = known.finish is not None and not isinstance(known.stop_reason, str)
+        for number, segment in enumerate(known.segments, 1):
+            produced.extend(segment.ids)
+            if ends and number == len(known.segments):
+                yield replace(segment.chunk(), finish_reason=known.finish, stop_reason=known.stop_reason)
+                return
+            yield segment.chunk()
+        async with aclosing(self.source.stream(replace(call, produced=produced))) as chunks:
+            async for chunk in chunks:
+                yield chunk
 
 
 class RepeatableCalls:
@@ -89,7 +123,7 @@ class RepeatableCalls:
         self._left: defaultdict[str, deque[RecordedCall]] = defaultdict(deque)
         repeated: Counter[str] = Counter()
         for session, newest in sessions:
-            calls = [(asked_of(stored), stored) for stored in session.calls]
+            calls = [(str(gateway_fields(stored).get(ASKED, "")), stored) for stored in session.calls]
             passed = Counter(repeated)
             for asked, stored in calls:
                 if not asked or (recorded := RecordedCall.of(stored, oldest, newest)) is None:
@@ -113,30 +147,3 @@ class RepeatableCalls:
             return None
         self._counts.update(calls=1, tokens=len(recorded))
         return recorded
-
-
-def asked_of(stored: StoredCall) -> str:
-    """The digest of what a stored call asked; "" in journals of earlier releases."""
-    return str(stored.request.get(GATEWAY_KEY, {}).get(ASKED, ""))
-
-
-@dataclass(frozen=True)
-class RepeatedSource:
-    """A CallSource for one call: the recorded tokens, then, if the recorded call had no end, those of `source`."""
-
-    recorded: RecordedCall
-    source: CallSource
-
-    async def stream(self, call: SessionCall) -> AsyncGenerator[TokenChunk, None]:
-        finish, stop_reason = self.recorded.finish, self.recorded.stop_reason
-        if finish is None or isinstance(
-            stop_reason, str
-        ):  # who reads it finds a stop string in the text, and ends there
-            async with aclosing(ResumedSource(self.recorded.segments, self.source).stream(call)) as chunks:
-                async for chunk in chunks:
-                    yield chunk
-            return
-        *before, last = [segment.chunk() for segment in self.recorded.segments]
-        for chunk in before:
-            yield chunk
-        yield replace(last, finish_reason=finish, stop_reason=stop_reason)

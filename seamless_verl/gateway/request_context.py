@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any
 
-from seamless_verl.gateway.overflow import Overflow
+from seamless_verl.gateway.api_errors import Overflow
 from seamless_verl.gateway.prefix_index import PrefixMatch
 from seamless_verl.gateway.retries import Attempt, CallOutput
 from seamless_verl.gateway.session import Session

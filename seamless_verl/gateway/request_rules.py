@@ -1,28 +1,23 @@
-"""What a request may ask for: bounds, hosted tools and output tokens, checked before vLLM's serving classes see it.
+"""What a request may ask for: bounds, hosted tools, media and output tokens, and forms that vLLM does not read.
 
-Agents send what the real services accept: tools that a service would run itself, more output tokens than a model
-has room for, and forms that vLLM does not read (`request_forms.py`). The gateway takes such requests in, and changes
-the body that vLLM gets; the recorded request is the agent's.
+Agents send what the real services accept: tools that a service would run itself, more output tokens than a model has
+room for, images, empty fields, messages without a type or with several texts, a choice among several tools. The gateway
+takes such requests in before vLLM's serving classes see them, and changes the body that vLLM gets into one that means
+the same; the recorded request is the agent's. A call carries token ids alone, so images, audio, video and documents
+become placeholders, here, since vLLM's classes refuse some of them, and put the images of an Anthropic tool result into
+a message of its own, behind an empty result.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
 from seamless_verl.gateway.api_errors import ApiError, ErrorCode
-from seamless_verl.gateway.media import media_in, replace_media
-from seamless_verl.gateway.request_forms import (
-    allowed_names,
-    allowed_tools_mode,
-    is_unread_message,
-    needs_tools,
-    readable_items,
-    without_hosted,
-)
 from seamless_verl.runtime.fields import Positive, check
+from seamless_verl.trajectory.messages import ASSISTANT
 
 HostedTools: TypeAlias = Literal["drop", "refuse"]
 Media: TypeAlias = Literal["replace", "refuse"]
@@ -40,6 +35,18 @@ vLLM reads a call of the second kind, so that they are left out as hosted ones a
 NAMESPACE = "namespace"
 """The type of a group of tools under one name; the agent runs those of them that are functions, as Codex does its
 sub-agents."""
+NEVER_LEFT_OUT = frozenset({"model", "messages", "prompt", "input"})
+"""Fields of which an empty one is asked as it is, or refused: they are what is asked, and of which model."""
+LISTS = ("messages", "input")
+MESSAGE, REFUSAL = "message", "refusal"
+ALLOWED_TOOLS = "allowed_tools"
+MODES = ("auto", "required")
+HOSTED_CALLS = ("_call", "_call_output")
+"""How items end that a service's own tools make: `web_search_call.results` asks for a field of one."""
+MEDIA_KINDS = ("image", "audio", "video", "file", "document")
+PLACEHOLDER = "[{kind} left out: this model is given text only]"
+TEXT_TYPES = {"messages": "text", "input": "input_text"}
+"""Fields of a body that hold messages, and the type that a part of text has there."""
 MAX_BODY = 32 << 20  # bytes of a request: near 8 million tokens of text
 MAX_VALUES, MAX_TEXT = 20_000, 1 << 20
 """Values and characters in one field with schemas: the gateway compiles as many in about a second."""
@@ -47,21 +54,14 @@ MAX_VALUES, MAX_TEXT = 20_000, 1 << 20
 
 @dataclass(frozen=True)
 class RequestRules:
-    """Bounds of one request; `strict_model` refuses model names that are not served.
+    """Bounds of one request; raises ConfigError for one that is not a whole number above 0."""
 
-    `max_choices` bounds the calls of a request: its choices, for each of its prompts. `max_nesting` bounds how deep
-    objects and lists are nested in tools and schemas. `max_stored` is the number of responses that a session keeps.
-
-    Raises:
-        ConfigError: a bound is not a whole number above 0.
-    """
-
-    strict_model: bool = False
+    strict_model: bool = False  # refuses model names that are not served
     hosted_tools: HostedTools = "drop"
     media: Media = "replace"
-    max_choices: Positive = 128
-    max_nesting: Positive = 64
-    max_stored: Positive = 64
+    max_choices: Positive = 128  # calls of a request: its choices, for each of its prompts
+    max_nesting: Positive = 64  # of objects and lists in tools and schemas
+    max_stored: Positive = 64  # responses that a session keeps
 
     def __post_init__(self) -> None:
         check(self, key="requests")
@@ -69,18 +69,13 @@ class RequestRules:
 
 @dataclass(frozen=True)
 class Changes:
-    """What vLLM gets instead of a body: `overrides` replace fields, and fields in `removed` are left out.
+    """What vLLM gets instead of a body."""
 
-    `dropped_tools` are the hosted tools that are left out, by their places in the list: their types. `replaced_media`
-    are the kinds of the images and the like that become placeholders. `unread_items`: the input has messages in a form
-    that vLLM does not read.
-    """
-
-    overrides: Mapping[str, Any] = field(default_factory=dict)
-    removed: frozenset[str] = frozenset()
-    dropped_tools: Mapping[int, str] = field(default_factory=dict)
-    replaced_media: tuple[str, ...] = ()
-    unread_items: bool = False
+    overrides: Mapping[str, Any] = field(default_factory=dict)  # of fields
+    removed: frozenset[str] = frozenset()  # fields
+    dropped_tools: Mapping[int, str] = field(default_factory=dict)  # types of hosted tools, by their places in the list
+    replaced_media: tuple[str, ...] = ()  # the kinds of what becomes a placeholder
+    unread_items: bool = False  # the input has messages in a form that vLLM does not read
 
     def apply(self, body: dict[str, Any]) -> dict[str, Any]:
         """The changed body, a new dict."""
@@ -276,3 +271,167 @@ def is_deeper(value: object, limit: int) -> bool:
         if not level:
             return False
     return True
+
+
+def without_empty(body: Mapping[str, Any]) -> dict[str, Any]:
+    """The body without its empty fields, and its messages and items without those that are null.
+
+    Clients write what they leave out as null, "", [] or {}. Each API of vLLM takes some of them and refuses others.
+    """
+    given = {name: value for name, value in body.items() if name in NEVER_LEFT_OUT or not is_empty(value)}
+    lists = {name: value for name in LISTS if isinstance(value := given.get(name), list)}
+    return given | {name: [_without_nulls(item) for item in value] for name, value in lists.items()}
+
+
+def _without_nulls(item: object) -> object:
+    if not isinstance(item, dict) or None not in item.values():
+        return item
+    return {name: value for name, value in item.items() if value is not None or name == "content"}
+
+
+def is_empty(value: object) -> bool:
+    return value is None or (isinstance(value, str | list | dict) and not value)
+
+
+def is_unread_message(item: object) -> bool:
+    """Whether an item of the Responses API's input is a message in a form that vLLM refuses, or reads in part.
+
+    The Vercel AI SDK sends assistants' messages without a type: vLLM finds no such item, or takes one with an id for a
+    reference to an item. Of an assistant's message vLLM reads the first text alone, and no refusal.
+    """
+    content = item.get("content") if isinstance(item, Mapping) else None
+    if not isinstance(item, Mapping) or not isinstance(content, list) or not isinstance(item.get("role"), str):
+        return False
+    if item.get("type") is None:
+        return True
+    if item["type"] != MESSAGE or item["role"] != ASSISTANT:
+        return False
+    return len(content) != 1 or _kind(content[0]) == REFUSAL
+
+
+def readable_items(items: Sequence[Any]) -> list[Any]:
+    """The items, with those of `is_unread_message` as vLLM reads them."""
+    return [_readable(item) if is_unread_message(item) else item for item in items]
+
+
+def _readable(item: Mapping[str, Any]) -> dict[str, Any]:
+    typed = {**item, "type": MESSAGE}
+    texts = [text_of(part) for part in item["content"]]
+    if item["role"] != ASSISTANT or None in texts:  # what is no text is for vLLM to refuse
+        return typed
+    text = "".join(text for text in texts if text is not None)
+    return {**typed, "content": [{"type": "output_text", "text": text, "annotations": []}]}
+
+
+def text_of(part: object) -> str | None:
+    """The text of a part of an assistant's message, also that of a refusal; None for what is none."""
+    if not isinstance(part, Mapping):
+        return None
+    text = part.get(REFUSAL if _kind(part) == REFUSAL else "text")
+    return text if isinstance(text, str) else None
+
+
+def _kind(part: object) -> object:
+    return part.get("type") if isinstance(part, Mapping) else None
+
+
+def allowed_tools_mode(choice: object) -> str | None:
+    """The choice, `auto` or `required`, among some of the tools; None for any other choice.
+
+    The prompt shows all tools, as with the real service, where the choice exists to leave the prompt as it is.
+    """
+    mode = allowed.get("mode") if (allowed := _allowed(choice)) is not None else None
+    return mode if mode in MODES else None
+
+
+def needs_tools(choice: object) -> bool:
+    """Whether a choice of tools asks for a call; `auto` and `none` mean nothing without tools."""
+    return (choice.get("type") if isinstance(choice, Mapping) else choice) not in (None, "auto", "none")
+
+
+def allowed_names(choice: object) -> set[str] | None:
+    """The names of the functions that a choice allows; None for another choice."""
+    if (allowed := _allowed(choice)) is None:
+        return None
+    tools = allowed.get("tools")
+    functions = [_function(tool) for tool in (tools if isinstance(tools, list) else ())]
+    return {name for function in functions if isinstance(name := function.get("name"), str)}
+
+
+def _allowed(choice: object) -> Mapping[str, Any] | None:
+    """What a choice of `allowed_tools` says: in chats within a field of this name, in responses beside its type."""
+    if not isinstance(choice, Mapping) or choice.get("type") != ALLOWED_TOOLS:
+        return None
+    inner = choice.get(ALLOWED_TOOLS, choice)
+    return inner if isinstance(inner, Mapping) else None
+
+
+def _function(tool: object) -> Mapping[str, Any]:
+    found = tool.get("function", tool) if isinstance(tool, Mapping) else None
+    return found if isinstance(found, Mapping) else {}
+
+
+def without_hosted(included: Sequence[Any]) -> list[Any]:
+    """What a request wants included in its response, without what only hosted tools have."""
+    return [name for name in included if not (isinstance(name, str) and name.partition(".")[0].endswith(HOSTED_CALLS))]
+
+
+def media_in(body: Mapping[str, Any]) -> list[str]:
+    """The kinds of all media in a body's messages, in their order."""
+    return [
+        kind for field in TEXT_TYPES for part in _parts_in(body.get(field)) if (kind := media_kind(part)) is not None
+    ]
+
+
+def replace_media(body: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of the body that hold messages, as new lists in which all media are placeholders."""
+    return {
+        field: [_entry(entry, text) for entry in entries]
+        for field, text in TEXT_TYPES.items()
+        if isinstance(entries := body.get(field), list)
+    }
+
+
+def media_kind(part: object) -> str | None:
+    """What a part of a message holds that is no text: one of MEDIA_KINDS; None for a text, and for what is no part."""
+    if not isinstance(part, Mapping):
+        return None
+    names = [part["type"]] if isinstance(part.get("type"), str) else list(part)
+    return next((kind for kind in MEDIA_KINDS for name in names if kind in str(name).split("_")), None)
+
+
+def _parts_in(entries: object) -> Iterator[Any]:
+    """Of messages and, in the Responses API, of outputs of calls; also of a call's result in Anthropic's messages."""
+    for entry in entries if isinstance(entries, list) else ():
+        for parts in _lists(entry, "content", "output").values():
+            for part in parts:
+                yield from _lists(part, "content").get("content", [part])
+
+
+def _lists(entry: object, *names: str) -> dict[str, list[Any]]:
+    """Those of these fields that are lists."""
+    found = entry if isinstance(entry, Mapping) else {}
+    return {name: parts for name in names if isinstance(parts := found.get(name), list)}
+
+
+def _entry(entry: Any, text: str) -> Any:
+    lists = _lists(entry, "content", "output")
+    changed = {name: [_part(part, text) for part in parts] for name, parts in lists.items()}
+    return {**entry, **changed} if changed else entry
+
+
+def _part(part: Any, text: str) -> Any:
+    inner = _lists(part, "content").get("content")
+    return _leaf(part, text) if inner is None else {**part, "content": [_leaf(one, text) for one in inner]}
+
+
+def _leaf(part: Any, text: str) -> Any:
+    kind = media_kind(part)
+    return part if kind is None else {"type": text, "text": _document_text(part) or PLACEHOLDER.format(kind=kind)}
+
+
+def _document_text(part: Mapping[str, Any]) -> str | None:
+    """The text of an Anthropic document that is one."""
+    source = part.get("source")
+    found = source.get("data") if isinstance(source, Mapping) and source.get("type") == "text" else None
+    return found if isinstance(found, str) else None

@@ -18,52 +18,45 @@ import logging
 from array import array
 from collections.abc import Callable
 from contextlib import aclosing, suppress
-from dataclasses import dataclass
-from typing import Any, Protocol
+from dataclasses import dataclass, replace
+from typing import Any
 
 from vllm.outputs import RequestOutput
 from vllm.v1.engine.exceptions import EngineGenerateError
 
 from seamless_verl.errors import JournalError, SeamlessError
+from seamless_verl.gateway.calls import CallSource, SessionCall
 from seamless_verl.gateway.outputs import Decoder
-from seamless_verl.gateway.protocols import CallSource, Recorder, SessionCall
+from seamless_verl.gateway.recorder import JournalRecorder
 from seamless_verl.gateway.reply_parser import ParsedReply
 from seamless_verl.gateway.request_context import Rendered, RequestContext
 from seamless_verl.gateway.retries import CallOutput, do_nothing
 from seamless_verl.platform.vllm_versions import GenerationError
 from seamless_verl.trajectory.messages import ASSISTANT
-from seamless_verl.trajectory.records import TOKEN, Finish, TokenChunk
+from seamless_verl.trajectory.records import TOKEN, Finish, TokenChunk, logprobs, tokens
 
 logger = logging.getLogger(__name__)
 
 
-class FinishReply(Protocol):
-    """What is done with a call that ended well, before its last chunk is shown; gives its finish and its reply."""
-
-    def __call__(self, call: SessionCall, decoder: Decoder, finish: Finish) -> tuple[Finish, dict[str, Any]]: ...
-
-
 @dataclass(eq=False)
 class RunningCall:
-    """A call with its collaborators; `deliver` takes what to show, or the error that ends the request.
-
-    `attached`: the request that began the call still reads it. `begun`: its task has run. `ending`: its end is being
-    recorded.
-    """
+    """A call with its collaborators."""
 
     call: SessionCall
     source: CallSource
-    recorder: Recorder
+    recorder: JournalRecorder | None  # None for a call that a retry reads again: all of it is on record
     decoder: Decoder
     output: CallOutput
-    deliver: Callable[[RequestOutput | Exception], None]
-    finish_reply: FinishReply
+    deliver: Callable[[RequestOutput | Exception], None]  # takes what to show, or the error that ends the request
+    finish_reply: Callable[[SessionCall, Decoder, Finish], tuple[Finish, dict[str, Any]]]
+    """Of a call that ended well, before its last chunk is shown: its finish and its reply."""
     count_tokens: Callable[[int], None]
+    recorded: int = 0  # so many of the next tokens were recorded, and counted, before a restart
     request_id: str = ""
     task: asyncio.Task[None] | None = None
-    attached: bool = True
-    begun: bool = False
-    ending: bool = False
+    attached: bool = True  # the request that began the call still reads it
+    begun: bool = False  # its task has run
+    ending: bool = False  # its end is being recorded
 
     def start(self) -> asyncio.Task[None]:
         self.task = asyncio.create_task(self._run(), name=self.call.call_id)
@@ -109,20 +102,31 @@ class RunningCall:
                 await self._fail(EngineGenerateError(f"{type(error).__name__}: {error}"))
 
     async def _generate(self) -> None:
-        await self.recorder.start_call(self.call)
+        recorder = self.recorder
+        if recorder is not None:
+            await recorder.start_call(self.call)
         async with aclosing(self.source.stream(self.call)) as chunks:
             async for generated in chunks:
                 chunk, shown = self.decoder.feed(generated)
-                if self.decoder.final_only and chunk.finish_reason is None:
-                    self.recorder.buffer_chunk(self.call, chunk)
-                else:
-                    await self.recorder.record_chunk(self.call, chunk)
-                self.count_tokens(len(chunk.ids))
+                if recorder is not None:
+                    new = self._without_recorded(chunk) if self.recorded else chunk
+                    if self.decoder.final_only and chunk.finish_reason is None:
+                        recorder.buffer_chunk(self.call, new)
+                    else:
+                        await recorder.record_chunk(self.call, new)
+                    self.count_tokens(len(new.ids))
                 if chunk.finish_reason is not None:
                     await self._finish(chunk, chunk.finish_reason, shown)
                     return
                 self._publish(chunk, shown)
         raise RuntimeError("the call's source ended without a finish reason")
+
+    def _without_recorded(self, chunk: TokenChunk) -> TokenChunk:
+        """A chunk without its tokens that are on record: all of them, or none."""
+        old = min(self.recorded, len(chunk.ids))
+        self.recorded -= old
+        assert old in (0, len(chunk.ids)), "a chunk is partly on record"
+        return replace(chunk, ids=tokens(()), logprobs=logprobs(()), top=None, grammar=b"") if old else chunk
 
     async def _finish(self, chunk: TokenChunk, finish: Finish, shown: RequestOutput | None) -> None:
         if finish not in (Finish.STOP, Finish.LENGTH):
@@ -148,7 +152,8 @@ class RunningCall:
         self.ending = True
         if finish in (Finish.CANCELLED, Finish.FAILED):
             self.output.fail()
-        await self.recorder.end_call(self.call, finish, reply)
+        if self.recorder is not None:
+            await self.recorder.end_call(self.call, finish, reply)
 
 
 def finish_reply(

@@ -35,13 +35,13 @@ from vllm.reasoning import ReasoningParserManager
 from vllm.tool_parsers import ToolParserManager
 
 from seamless_verl.gateway.admin import Admin
+from seamless_verl.gateway.calls import CallSource
 from seamless_verl.gateway.engine_client import FleetEngineClient
 from seamless_verl.gateway.fast_path import ServingApp
-from seamless_verl.gateway.keepalive import KEEPALIVE_S
-from seamless_verl.gateway.listening import open_listeners
-from seamless_verl.gateway.middleware import SessionMiddleware
-from seamless_verl.gateway.models import ModelList
-from seamless_verl.gateway.protocols import CallSource, OutsideApi, Recorder
+from seamless_verl.gateway.http import open_listeners
+from seamless_verl.gateway.http_responses import KEEPALIVE_S, ModelList
+from seamless_verl.gateway.middleware import OnOutsideRefusal, ServeRunner, SessionMiddleware
+from seamless_verl.gateway.recorder import JournalRecorder
 from seamless_verl.gateway.recovery import GatewayRecovery
 from seamless_verl.gateway.rendering import SessionRenderer
 from seamless_verl.gateway.reply_parser import consistent_parser
@@ -73,27 +73,26 @@ ROUTERS = (chat_router, completion_router, responses_router, anthropic_router)
 
 @dataclass(frozen=True)
 class GatewaySettings:
-    """`options` are those of `vllm serve`; `port` 0 takes any free one; `grace` in seconds, for calls at the stop.
-
-    `max_running` and `max_open` bound calls and sessions (SessionTable).
-    The gateway listens on `host`, and agents are given it as the address, unless there is a `public_address`: a host,
-    or a whole URL where something between them changes the port. `max_body` in bytes. `keepalive_s`: the seconds of
-    silence after which a stream sends a keepalive.
-    """
+    """How the gateway serves one model."""
 
     model: str
     admin_key: str
-    options: Sequence[str] = ()
-    host: str = "127.0.0.1"
-    port: int = 0
-    max_running: int | None = None
-    max_body: int = MAX_BODY
-    grace: float = 5.0
+    options: Sequence[str] = ()  # of `vllm serve`
+    host: str = "127.0.0.1"  # where it listens
+    port: int = 0  # 0 takes any free one
+    max_running: int | None = None  # calls, see SessionTable
+    max_body: int = MAX_BODY  # bytes
+    grace: float = 5.0  # seconds, for calls at the stop
     rules: RequestRules = field(default_factory=RequestRules)
-    public_address: str | None = None
-    max_open: int | None = None
+    public_address: str | None = None  # that agents are given: a host, or a URL where something changes the port
+    max_open: int | None = None  # sessions, see SessionTable
     runner_key: str = ""
-    keepalive_s: float = KEEPALIVE_S
+    keepalive_s: float = KEEPALIVE_S  # seconds of silence after which a stream sends a keepalive
+
+    def url(self, port: int) -> str:
+        """The address for agents, without a slash at its end."""
+        address = self.public_address or self.host
+        return address.rstrip("/") if "://" in address else f"http://{address}:{port}"
 
 
 class Gateway:
@@ -108,12 +107,13 @@ class Gateway:
         settings: GatewaySettings,
         *,
         source: CallSource,
-        recorder: Recorder,
+        recorder: JournalRecorder,
         table: SessionTable | None = None,
         recovery: GatewayRecovery | None = None,
         listeners: Sequence[socket.socket] = (),
         on_failure: Callable[[BaseException], None] = lambda error: None,
-        outside: OutsideApi | None = None,
+        serve_runner: ServeRunner | None = None,
+        on_outside_refusal: OnOutsideRefusal | None = None,
     ) -> None:
         args = serve_arguments(settings.model, settings.options)
         self._settings, self._args, self._recovery = settings, args, recovery
@@ -123,7 +123,7 @@ class Gateway:
         self._listeners, self._on_failure, self._recorder = list(listeners), on_failure, recorder
         self._middleware: SessionMiddleware | None = None
         self._url = ""
-        self._outside = outside
+        self._outside = {"serve_runner": serve_runner, "on_outside_refusal": on_outside_refusal}
         self._server: uvicorn.Server | None = None
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -165,7 +165,7 @@ class Gateway:
             takes_namespaces=TAKES_NAMESPACES,
             max_body=settings.max_body,
             runner_key=settings.runner_key,
-            outside=self._outside,
+            **self._outside,
             keepalive_s=settings.keepalive_s,
         )
         self._middleware = middleware
@@ -174,7 +174,7 @@ class Gateway:
             # Accepted sockets inherit it; asyncio sets it only on sockets made with the protocol's number.
             listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         port = listeners[0].getsockname()[1]
-        self._url, self.admin.url = f"http://{settings.host}:{port}", base_url(settings, port)
+        self._url, self.admin.url = f"http://{settings.host}:{port}", settings.url(port)
         config = uvicorn.Config(
             middleware,
             http=_TimedConnection,
@@ -283,12 +283,6 @@ def rendering_config(args: Namespace) -> VllmConfig:
 
 def served_names(args: Namespace) -> list[str]:
     return list(args.served_model_name or [args.model])
-
-
-def base_url(settings: GatewaySettings, port: int) -> str:
-    """The address for agents, without a slash at its end."""
-    address = settings.public_address or settings.host
-    return address.rstrip("/") if "://" in address else f"http://{address}:{port}"
 
 
 async def serving_app(client: FleetEngineClient, args: Namespace, rules: RequestRules) -> FastAPI:

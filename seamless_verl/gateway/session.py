@@ -9,36 +9,26 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, asdict, dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from annotated_types import Ge, Le
 
 from seamless_verl.gateway.prefix_index import PrefixIndex
+from seamless_verl.gateway.repeated_calls import RepeatableCalls
 from seamless_verl.gateway.retries import Attempts
 from seamless_verl.gateway.stored_responses import StoredResponses
-from seamless_verl.journal.protocol import is_validation
+from seamless_verl.journal.stored import is_validation
 from seamless_verl.runtime.fields import Positive, PositiveNumber, Seed, SettingsNode, check
-
-if TYPE_CHECKING:
-    from seamless_verl.gateway.protocols import SessionCall
-    from seamless_verl.gateway.repeated_calls import RecordedCall, RepeatableCalls
 
 
 @dataclass(frozen=True)
 class SessionLimits(SettingsNode):
-    """Bounds of one session; None is no bound. `lifetime` in seconds from its opening.
-
-    `max_tokens` counts generated tokens. Each call may generate what remains when it starts, so concurrent calls
-    together may exceed it.
-
-    Raises:
-        ConfigError: a bound is not a number above 0.
-    """
+    """Bounds of one session; None is no bound. Raises ConfigError for one that is not a number above 0."""
 
     max_turns: Positive | None = None
-    max_tokens: Positive | None = None
+    max_tokens: Positive | None = None  # generated; calls that run at once may together exceed it
     max_concurrent: Positive | None = None
-    lifetime: PositiveNumber | None = None
+    lifetime: PositiveNumber | None = None  # seconds from its opening
 
     def __post_init__(self) -> None:
         check(self, key="limits")
@@ -80,11 +70,8 @@ class SessionSampling(SettingsNode):
 
     def as_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
-        return {
-            "defaults": self.defaults.as_dict(),
-            "overrides": self.overrides.as_dict(),
-            "max_tokens": self.max_tokens,
-        }
+        parts = {"defaults": self.defaults.as_dict(), "overrides": self.overrides.as_dict()}
+        return {**parts, "max_tokens": self.max_tokens}
 
 
 class SessionState(StrEnum):
@@ -111,16 +98,7 @@ def hash_key(key: str) -> bytes:
 
 @dataclass(eq=False)
 class Session:
-    """One session. `opened_at` in seconds since the epoch; `tokens` generated so far; `running` calls.
-
-    `requests` counts admitted requests, retries included; `turns` counts them without retries. `refused` counts
-    those that got an error, `refused_outside` those of them that came as from a program outside of the run. `awaited`:
-    an agent loop of the run waits for the session's end, and takes what it has. By the clock of its table, which sets
-    both, `deadline` is when its lifetime is over, and `quiet_since` when it had its last call in this process, or began
-    in it. `retried_replies` has the attempts of
-    which a retry gave the reply, by the id that the retry gave it. `recorded_calls` are those of a lost session in
-    the place of which this one is.
-    """
+    """One session; its table sets `deadline` and `quiet_since`, by its clock."""
 
     session_id: str
     uid: str
@@ -129,24 +107,24 @@ class Session:
     limits: SessionLimits = field(default_factory=SessionLimits)
     sampling: SessionSampling = field(default_factory=SessionSampling)
     metadata: dict[str, Any] = field(default_factory=dict)
-    awaited: bool = False
-    opened_at: float = 0.0
+    awaited: bool = False  # an agent loop of the run waits for its end, and takes what it has
+    opened_at: float = 0.0  # seconds since the epoch
     state: SessionState = SessionState.OPEN
     reason: str = ""
-    requests: int = 0
-    turns: int = 0
-    tokens: int = 0
-    running: int = 0
-    deadline: float | None = None
-    quiet_since: float = 0.0
+    requests: int = 0  # that were admitted, retries included
+    turns: int = 0  # these without retries
+    tokens: int = 0  # generated so far
+    running: int = 0  # calls
+    deadline: float | None = None  # when its lifetime is over
+    quiet_since: float = 0.0  # its last call in this process, or its begin in it
     rewards: dict[str, float] = field(default_factory=dict)
     prefixes: PrefixIndex = field(default_factory=PrefixIndex)
     attempts: Attempts = field(default_factory=Attempts)
     responses: StoredResponses = field(default_factory=StoredResponses)
-    retried_replies: dict[str, int] = field(default_factory=dict)
-    recorded_calls: RepeatableCalls | None = None
-    refused: int = 0
-    refused_outside: int = 0
+    retried_replies: dict[str, int] = field(default_factory=dict)  # attempts, by the id that a retry gave the reply
+    recorded_calls: RepeatableCalls | None = None  # of a lost session in the place of which this one is
+    refused: int = 0  # requests that got an error
+    refused_outside: int = 0  # those of them that came as from a program outside of the run
 
     @property
     def validation(self) -> bool:
@@ -180,10 +158,6 @@ class Session:
             return dict(sampling)
         return {**sampling, "seed": seed_in(self.place, sampling["seed"] - choice) + choice}
 
-    def take_recorded(self, call: SessionCall) -> RecordedCall | None:
-        """The recorded tokens for a call, if there are any."""
-        return None if self.recorded_calls is None else self.recorded_calls.take(call)
-
     def add_tokens(self, number: int) -> None:
         """Counts generated tokens."""
         self.tokens += number
@@ -193,15 +167,17 @@ class Session:
         bounds = [bound for bound in (self.sampling.max_tokens, self.remaining_tokens) if bound is not None]
         return min(bounds, default=None)
 
+    def stored_settings(self) -> dict[str, Any]:
+        """What a restart needs of the session besides its calls."""
+        return {
+            "key": self.key_hash.hex(),
+            "limits": asdict(self.limits),
+            "sampling": self.sampling.as_dict(),
+            "metadata": self.metadata,
+            "awaited": self.awaited,
+        }
+
     def describe(self) -> dict[str, Any]:
         """The session as the admin API shows it."""
-        return {
-            "session_id": self.session_id,
-            "uid": self.uid,
-            "state": str(self.state),
-            "reason": self.reason,
-            "turns": self.turns,
-            "tokens": self.tokens,
-            "running": self.running,
-            "metadata": self.metadata,
-        }
+        shown = ("session_id", "uid", "state", "reason", "turns", "tokens", "running", "metadata")
+        return {name: getattr(self, name) for name in shown}

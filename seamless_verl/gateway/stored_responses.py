@@ -10,15 +10,11 @@ their response's id, so that they are the same after a restart.
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from seamless_verl.gateway.api_errors import ApiError, ErrorCode
-
-if TYPE_CHECKING:
-    from seamless_verl.gateway.session import Session
-
 
 REFERENCE = "item_reference"
 """The type of an input item that names another one."""
@@ -77,9 +73,28 @@ class StoredResponses:
         while len(self._responses) > limit:
             self._responses.popitem(last=False)
 
-    def find_items(self, ids: Iterable[str]) -> dict[str, Any]:
-        """Those of the items that are in stored conversations, by id; the latest conversation has most of them."""
-        missing, found = set(ids), dict[str, Any]()
+    def previous(self, body: Mapping[str, Any]) -> StoredResponse | None:
+        """The response that a request continues, if any; raises ApiError when none of its id is stored."""
+        name = body.get("previous_response_id")
+        if not isinstance(name, str):
+            return None  # a value of another type is for vLLM to refuse
+        if (previous := self._responses.get(name)) is None:
+            message = f"Previous response with id '{name}' not found."
+            raise ApiError(ErrorCode.NO_PREVIOUS, message, param="previous_response_id")
+        return previous
+
+    def referenced(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        """The items that a request's input names, by id; raises ApiError when none of an id is stored."""
+        items = body.get("input")
+        names = [name for item in items if (name := referenced_id(item))] if isinstance(items, list) else []
+        found = self._find_items(set(names))
+        if (unknown := next((name for name in names if name not in found), None)) is not None:
+            raise ApiError(ErrorCode.NO_ITEM, f"Item with id '{unknown}' not found.", param="input")
+        return found
+
+    def _find_items(self, missing: set[str]) -> dict[str, Any]:
+        """Those of the items that are in stored conversations; the latest conversation has most of them."""
+        found = dict[str, Any]()
         for response in reversed(self._responses.values()):
             if not missing:
                 break
@@ -90,44 +105,17 @@ class StoredResponses:
                     found[name] = item
         return found
 
-    def delete(self, response_id: str) -> bool:
-        """Whether there was such a response."""
-        return self._responses.pop(response_id, None) is not None
-
-
-def find_previous(session: Session, body: Mapping[str, Any]) -> StoredResponse | None:
-    """The stored response that a request continues, if any; raises ApiError when the session has none of its id."""
-    name = body.get("previous_response_id")
-    if not isinstance(name, str):
-        return None  # a value of another type is for vLLM to refuse
-    if (previous := session.responses.get(name)) is None:
-        message = f"Previous response with id '{name}' not found."
-        raise ApiError(ErrorCode.NO_PREVIOUS, message, param="previous_response_id")
-    return previous
-
-
-def find_referenced(session: Session, body: Mapping[str, Any]) -> dict[str, Any]:
-    """The stored items that a request's input names, by id; raises ApiError when the session has none of an id."""
-    items = body.get("input")
-    names = [name for item in items if (name := referenced_id(item))] if isinstance(items, list) else []
-    found = session.responses.find_items(names)
-    if (unknown := next((name for name in names if name not in found), None)) is not None:
-        raise ApiError(ErrorCode.NO_ITEM, f"Item with id '{unknown}' not found.", param="input")
-    return found
+    def handle(self, method: str, response_id: str) -> dict[str, Any]:
+        """What GET or DELETE of a response returns; raises ApiError when none of this id is stored."""
+        if (stored := self._responses.get(response_id)) is None:
+            raise ApiError(ErrorCode.NOT_FOUND, f"Response with id '{response_id}' not found.", param="response_id")
+        if method == "GET":
+            return stored.body
+        del self._responses[response_id]
+        return {"id": response_id, "object": "response", "deleted": True}
 
 
 def referenced_id(item: object) -> str | None:
     """The id of the item that an input item names, if it is such a reference."""
     name = item.get("id") if isinstance(item, Mapping) and item.get("type") == REFERENCE else None
     return name if isinstance(name, str) else None
-
-
-def stored_response(session: Session, method: str, response_id: str) -> dict[str, Any]:
-    """What GET or DELETE of a stored response returns; raises ApiError when the session has none of this id."""
-    stored = session.responses.get(response_id)
-    if stored is None:
-        raise ApiError(ErrorCode.NOT_FOUND, f"Response with id '{response_id}' not found.", param="response_id")
-    if method == "GET":
-        return stored.body
-    session.responses.delete(response_id)
-    return {"id": response_id, "object": "response", "deleted": True}

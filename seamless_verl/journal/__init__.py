@@ -21,16 +21,15 @@ from seamless_verl.journal.events import (
     SessionClosed,
     SessionOpened,
 )
-from seamless_verl.journal.protocol import (
+from seamless_verl.journal.reader import JournalReader
+from seamless_verl.journal.stored import (
     CompactionResult,
     EndedSession,
-    Journal,
     SessionSummary,
     Stage,
     StoredCall,
     StoredSession,
 )
-from seamless_verl.journal.reader import JournalReader
 from seamless_verl.journal.writer import SqliteJournal
 
 __all__ = [
@@ -48,7 +47,6 @@ __all__ = [
     "GroupOutcome",
     "HandOverBegun",
     "HandedOver",
-    "Journal",
     "JournalReader",
     "OutsideEvent",
     "RequestRefused",

@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 
 from seamless_verl.journal.events import GroupOutcome
-from seamless_verl.journal.protocol import Stage, StoredGroup, is_validation, outcome_of
 from seamless_verl.journal.reader import JournalReader, corrected_note, note_of, read_groups, read_undone
 from seamless_verl.journal.schema import from_json
+from seamless_verl.journal.stored import Stage, StoredGroup, is_validation, outcome_of
 from seamless_verl.journal.validator import STAGES
 from seamless_verl.trajectory.account import DropReason
 

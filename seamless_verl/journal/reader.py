@@ -15,7 +15,17 @@ from typing import Any
 
 from seamless_verl.errors import ConfigError, JournalError, shorten
 from seamless_verl.journal.events import BEGUN, LEASED, UNDONE, GroupOutcome, OutsideEvent, RequestRefused
-from seamless_verl.journal.protocol import (
+from seamless_verl.journal.schema import (
+    TABLES,
+    WAY_OUT,
+    check_version,
+    from_json,
+    journal_error,
+    pack,
+    read_only,
+    unpack,
+)
+from seamless_verl.journal.stored import (
     EndedSession,
     SessionSummary,
     Stage,
@@ -25,20 +35,9 @@ from seamless_verl.journal.protocol import (
     is_validation,
     outcome_of,
 )
-from seamless_verl.journal.schema import (
-    WAY_OUT,
-    check_version,
-    from_json,
-    has_grammar,
-    journal_error,
-    pack,
-    read_only,
-    unpack_ids,
-    unpack_logprobs,
-)
 from seamless_verl.journal.validator import STAGES
 from seamless_verl.runtime.locks import is_locked
-from seamless_verl.trajectory.records import Finish, Segment, append_chunk
+from seamless_verl.trajectory.records import LOGPROB, TOKEN, Finish, Segment, append_chunk
 
 STAGE = "COALESCE((SELECT MAX(stage) FROM stages WHERE session=sessions.n), 0)"
 REASON = f"(SELECT note FROM stages WHERE session=sessions.n AND stage={STAGES.index(Stage.CLOSED)})"
@@ -48,7 +47,7 @@ CALLS = (
     " FROM calls LEFT JOIN endings ON call=n WHERE session=? ORDER BY n"
 )
 CHUNKS = (
-    "SELECT call, version, name, ids, logprobs, {grammar} FROM deltas JOIN replicas ON replicas.n=replica"
+    "SELECT call, version, name, ids, logprobs, grammar FROM deltas JOIN replicas ON replicas.n=replica"
     " WHERE call IN (SELECT n FROM calls WHERE session=?) ORDER BY deltas.n"
 )
 SUMMARIES = (
@@ -73,11 +72,14 @@ INTEGRITY_CHECKS = {
 }
 
 
+WHOLE_BYTES = 256 << 20  # up to this size a file is checked whole
+
+
 class JournalReader:
     """The journal in the file `path`, for reading only.
 
-    Every method raises JournalError if the file is missing or cannot be read as a journal, and ConfigError if a
-    newer release made it. With `unwritten` no process may write the file meanwhile; reading leaves no file beside it.
+    Every method raises JournalError if the file is missing or cannot be read as a journal, and ConfigError if it has
+    another version. With `unwritten` no process may write the file meanwhile; reading leaves no file beside it.
     """
 
     def __init__(self, path: Path, *, unwritten: bool = False) -> None:
@@ -138,8 +140,6 @@ class JournalReader:
     def outside_events(self, *kinds: str) -> tuple[OutsideEvent, ...]:
         """What programs outside of the run did, or were refused, in the order of events; of these kinds, or of all."""
         with self.snapshot() as db:
-            if not db.execute("SELECT 1 FROM sqlite_master WHERE name='outside_events'").fetchone():
-                return ()  # a file of an earlier release that nobody has written since
             where = f"WHERE kind IN ({', '.join('?' * len(kinds))})" if kinds else ""
             rows = db.execute(f"SELECT kind, subject, detail, at FROM outside_events {where} ORDER BY n", kinds)
             return tuple(OutsideEvent(kind, subject, from_json(detail), at) for kind, subject, detail, at in rows)
@@ -216,6 +216,29 @@ class JournalReader:
                 db.close()
 
 
+def check_file(path: Path) -> None:
+    """Reads a journal before a run continues it, as far as seconds allow; an empty file is a new one.
+
+    No process may write it meanwhile. Neither the file nor its folder is changed. Up to `WHOLE_BYTES` all of it is
+    read. Of a larger file only the ends of its tables are, which a cut takes away.
+
+    Raises:
+        ConfigError: it has another version.
+        JournalError: it is another program's database, or damaged.
+    """
+    if not path.exists() or path.stat().st_size == 0:
+        return
+    reader = JournalReader(path, unwritten=True)
+    if path.stat().st_size <= WHOLE_BYTES:
+        reader.check_integrity()
+        reader.restore()  # SQLite does not know what its rows mean
+        reader.outside_events()
+        return
+    with reader.snapshot() as db:
+        for table in TABLES:
+            db.execute(f"SELECT max(rowid) FROM {table}").fetchall()
+
+
 def _read_session(db: sqlite3.Connection, session_id: str) -> StoredSession:
     columns = ", ".join(NOTE.format(stage=STAGES.index(stage)) for stage in (Stage.HANDING, Stage.HANDED))
     query = f"SELECT n, uid, settings, opened_at, {STAGE}, {REASON}, {columns} FROM sessions WHERE session_id=?"
@@ -240,9 +263,6 @@ def _read_session(db: sqlite3.Connection, session_id: str) -> StoredSession:
 
 
 def _read_refused(db: sqlite3.Connection, session: int, session_id: str) -> tuple[RequestRefused, ...]:
-    """Requests that got an error; none in a journal of a release that did not record them."""
-    if not db.execute("SELECT 1 FROM sqlite_master WHERE name='refused'").fetchone():
-        return ()
     query = "SELECT path, status, message, at FROM refused WHERE session=? ORDER BY n"
     return tuple(RequestRefused(session_id, *row) for row in db.execute(query, (session,)))
 
@@ -263,17 +283,13 @@ def corrected_note(note: dict[str, Any], undone: Mapping[str, Any] | None) -> di
 
 def read_undone(db: sqlite3.Connection, session_id: str | None = None) -> dict[str, dict[str, Any]]:
     """The details of the sessions whose hand-over was undone, or of one, by the session's id."""
-    if not db.execute("SELECT 1 FROM sqlite_master WHERE name='outside_events'").fetchone():
-        return {}
     where, values = ("", ()) if session_id is None else (" AND subject=?", (session_id,))
     rows = db.execute(f"SELECT subject, detail FROM outside_events WHERE kind='{UNDONE}'{where}", values)
     return {subject: from_json(detail) for subject, detail in rows}
 
 
 def read_groups(db: sqlite3.Connection, uid: str | None = None) -> dict[str, StoredGroup]:
-    """The last outcome of each prompt, or of one, unless it was undone; none in a journal of an earlier release."""
-    if db.execute("PRAGMA user_version").fetchone()[0] < 2:
-        return {}
+    """The last outcome of each prompt, or of one, unless it was undone."""
     where, values = ("", ()) if uid is None else ("WHERE uid=?", (uid,))
     rows = db.execute(f"SELECT uid, outcome, step, details FROM group_outcomes {where} ORDER BY n", values)
     last = {name: (GroupOutcome(outcome), step, details) for name, outcome, step, details in rows}
@@ -285,8 +301,7 @@ def read_groups(db: sqlite3.Connection, uid: str | None = None) -> dict[str, Sto
 
 
 def _read_calls(db: sqlite3.Connection, session: int) -> Iterator[StoredCall]:
-    grammar = "grammar" if has_grammar(db) else "NULL"
-    segments = _read_segments(db.execute(CHUNKS.format(grammar=grammar), (session,)))
+    segments = _read_segments(db.execute(CHUNKS, (session,)))
     sequences: dict[int, bytes] = {}  # prompt and generated ids of each call, for the calls that have it as their base
     requests: dict[int, bytes] = {}
     for n, call_id, digest, base, base_len, request_base, request_len, suffix, request, finish, reply in db.execute(
@@ -298,7 +313,7 @@ def _read_calls(db: sqlite3.Connection, session: int) -> Iterator[StoredCall]:
         yield StoredCall(
             call_id,
             digest,
-            unpack_ids(prompt),
+            unpack(TOKEN, prompt),
             tuple(segments[n]),
             None if finish is None else Finish(finish),
             from_json(requests[n]),
@@ -310,6 +325,6 @@ def _read_segments(rows: Iterable[tuple[int, int, str, bytes, bytes, bytes | Non
     """Each call's segments; adjacent chunks of one version and replica are one segment."""
     segments: defaultdict[int, list[Segment]] = defaultdict(list)
     for call, version, replica, ids, logprobs, grammar in rows:
-        labels = bytearray(grammar or b"")
-        append_chunk(segments[call], Segment(unpack_ids(ids), unpack_logprobs(logprobs), version, replica, labels))
+        labels, values = bytearray(grammar or b""), unpack(LOGPROB, logprobs)
+        append_chunk(segments[call], Segment(unpack(TOKEN, ids), values, version, replica, labels))
     return segments

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from seamless_verl.errors import ConfigError
 from seamless_verl.journal.events import GroupOutcome
-from seamless_verl.journal.protocol import Stage, StoredSession
+from seamless_verl.journal.stored import Stage, StoredSession
 from seamless_verl.trajectory.account import Account, DropReason
 from seamless_verl.trajectory.policies import GrammarTokens, TokenPolicy, make_policy
 from seamless_verl.trajectory.sequences import SequenceLimits

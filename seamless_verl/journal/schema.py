@@ -8,7 +8,7 @@ error, `group_outcomes` what became of the groups that were handed over. `note` 
 JSON for the stages of a hand-over. `grammar` has a byte for each token of a chunk in which some were sampled under a
 grammar, else NULL.
 
-What a file of an earlier release lacks is added when it is opened for writing; it can be read without.
+A file has one version of this format; one of another is refused.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from seamless_verl.errors import ConfigError, JournalError
 from seamless_verl.runtime.locks import only_writer
 from seamless_verl.trajectory.records import LOGPROB, TOKEN
 
-VERSION = 2  # 2 added `group_outcomes`, and `grammar` in `deltas`
+VERSION = 2
 APPLICATION_ID = 0x53454A4C  # "SEJL"
 # The order of insertion within a transaction; values are in the order of columns.
 TABLES = {
@@ -69,7 +69,7 @@ def open_for_writing(path: Path) -> Iterator[sqlite3.Connection]:
     """The only connection that writes; transactions are explicit. It is made and used in one thread.
 
     Raises:
-        ConfigError: another process writes this journal, or a newer release made it.
+        ConfigError: another process writes this journal, or it has another version.
         JournalError: the file cannot be opened as a journal.
     """
     with ExitStack() as stack:
@@ -84,7 +84,8 @@ def open_for_writing(path: Path) -> Iterator[sqlite3.Connection]:
             _create(path)
         db = sqlite3.connect(path, isolation_level=None, cached_statements=256)
         try:
-            _prepare(db, path)
+            check_version(db, path)  # before anything is changed
+            _set_up(db)
             yield db
         except sqlite3.Error as error:
             raise journal_error(path, error) from error
@@ -103,7 +104,13 @@ def _create(path: Path) -> None:
         os.close(os.open(new, os.O_RDWR | os.O_CREAT | os.O_EXCL, PRIVATE))
         db = sqlite3.connect(new, isolation_level=None)
         try:
-            _prepare(db, path)
+            db.execute(f"PRAGMA page_size={PAGE_BYTES}")
+            db.execute("PRAGMA auto_vacuum=INCREMENTAL")
+            _set_up(db)
+            tables = [f"CREATE TABLE {table} ({columns});" for table, columns in TABLES.items()]
+            indexes = [f"CREATE INDEX {table}_by ON {table} ({columns});" for table, columns in INDEXES.items()]
+            names = f"PRAGMA application_id={APPLICATION_ID}; PRAGMA user_version={VERSION};"
+            db.executescript("\n".join(["BEGIN;", *tables, *indexes, names, "COMMIT;"]))
         finally:
             db.close()
         for old in beside:  # the log of a file that is gone; SQLite would take it for this one's
@@ -129,43 +136,18 @@ def read_only(path: Path, *, unwritten: bool = False) -> sqlite3.Connection:
     return sqlite3.connect(f"file:{quote(str(path))}?{options}", uri=True, isolation_level=None)
 
 
-def _prepare(db: sqlite3.Connection, path: Path) -> None:
-    is_new = db.execute("SELECT COUNT(*) FROM sqlite_master").fetchone()[0] == 0
-    if not is_new:
-        check_version(db, path)  # before anything is changed
-    for pragma in (f"page_size={PAGE_BYTES}", "auto_vacuum=INCREMENTAL", "journal_mode=WAL", "synchronous=NORMAL"):
+def _set_up(db: sqlite3.Connection) -> None:
+    """Sets how this connection writes."""
+    limit = f"journal_size_limit={2 * CHECKPOINT_PAGES * PAGE_BYTES}"
+    for pragma in ("journal_mode=WAL", "synchronous=NORMAL", f"wal_autocheckpoint={CHECKPOINT_PAGES}", limit):
         db.execute(f"PRAGMA {pragma}")
-    db.execute(f"PRAGMA wal_autocheckpoint={CHECKPOINT_PAGES}")
-    db.execute(f"PRAGMA journal_size_limit={2 * CHECKPOINT_PAGES * PAGE_BYTES}")
-    db.execute("BEGIN IMMEDIATE")
-    if is_new:
-        db.execute(f"PRAGMA application_id={APPLICATION_ID}")
-    _create_tables(db)
-    db.execute(f"PRAGMA user_version={VERSION}")
-    db.execute("COMMIT")
-
-
-def _create_tables(db: sqlite3.Connection) -> None:
-    """Creates what is missing, also in a journal of an earlier release."""
-    for table, columns in TABLES.items():
-        db.execute(f"CREATE TABLE IF NOT EXISTS {table} ({columns})")
-    if not has_grammar(db):
-        db.execute("ALTER TABLE deltas ADD COLUMN grammar BLOB")
-    for table, columns in INDEXES.items():
-        db.execute(f"CREATE INDEX IF NOT EXISTS {table}_by ON {table} ({columns})")
-
-
-def has_grammar(db: sqlite3.Connection) -> bool:
-    """Whether the file has labels of grammars; one of an earlier release, opened only for reading, has not."""
-    query = "SELECT COUNT(*) FROM pragma_table_info('deltas') WHERE name='grammar'"
-    return bool(db.execute(query).fetchone()[0])
 
 
 def check_version(db: sqlite3.Connection, path: Path) -> None:
-    """Raises JournalError if the file is not a journal, and ConfigError if a newer release made it."""
+    """Raises JournalError if the file is not a journal, and ConfigError if it has another version."""
     if db.execute("PRAGMA application_id").fetchone()[0] != APPLICATION_ID:
         raise JournalError(str(path), "it is some other program's database", "Give the journal a path of its own")
-    if (version := db.execute("PRAGMA user_version").fetchone()[0]) > VERSION:
+    if (version := db.execute("PRAGMA user_version").fetchone()[0]) != VERSION:
         way_out = "Use the release that wrote it, or a new path"
         raise ConfigError("journal", str(path), f"its format is {version}, this release knows {VERSION}", way_out)
 
@@ -189,17 +171,8 @@ def pack(values: array[Any]) -> bytes:
     return values.tobytes()
 
 
-def unpack_ids(data: bytes) -> array[int]:
-    """Token ids, int32."""
-    return _unpack(TOKEN, data)
-
-
-def unpack_logprobs(data: bytes) -> array[float]:
-    """Log-probabilities, float32."""
-    return _unpack(LOGPROB, data)
-
-
-def _unpack(typecode: str, data: bytes) -> array[Any]:
+def unpack(typecode: str, data: bytes) -> array[Any]:
+    """Token ids (TOKEN, int32), or log-probabilities (LOGPROB, float32)."""
     values: array[Any] = array(typecode, data)
     if sys.byteorder == "big":
         values.byteswap()

@@ -30,8 +30,8 @@ from seamless_verl.journal.events import (
     SessionOpened,
 )
 from seamless_verl.journal.prefix import PrefixChain, PrefixDigests
-from seamless_verl.journal.protocol import Stage
 from seamless_verl.journal.schema import TABLES, pack, to_json
+from seamless_verl.journal.stored import Stage
 
 STAGES = tuple(Stage)  # a stage is stored as its index in this order
 

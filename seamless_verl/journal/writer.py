@@ -3,12 +3,20 @@
 Group commit: many appends share one transaction, and each append gets its own result. Compaction deletes sessions
 that were handed over, in short steps between the transactions.
 
+What it guarantees:
+1. An append that has resolved survives the death of any process, completely: all its events or none. After a power
+   failure the file is valid, but the last moments before it may be missing: no commit waits until the disk is flushed.
+2. Appends take effect in the order of the calls to `append` in one thread.
+3. A session that was open is restored with every acknowledged token and continues under its own id.
+4. A closed session can be read completely until it was handed over: its consumer may receive it again, and counts it
+   once (`stored.py`).
+5. Only sessions that were handed over are ever deleted, each in one transaction, so a reader sees all of one or
+   nothing; and of the events from outside of the run what no restart needs.
+
 Invariants:
 - Only the writer thread uses the writing connection and the validator.
 - An append is resolved after the commit that holds its events, never earlier.
 - After a failure of the disk nothing is accepted until the journal is opened again, so no call can have a gap.
-- Compaction deletes only HANDED sessions, each in one transaction, so a reader sees all of a session or nothing, and of
-  the events from outside of the run what no restart needs.
 
 Callers wait for their appends, so the number of callers bounds the queue.
 """
@@ -32,9 +40,9 @@ from typing import Any, TypeAlias
 
 from seamless_verl.errors import JournalError
 from seamless_verl.journal.events import BEGUN, LEASED, RUN, UNDONE, Event
-from seamless_verl.journal.protocol import CompactionResult, Stage
 from seamless_verl.journal.reader import STAGE, JournalReader
 from seamless_verl.journal.schema import from_json, open_for_writing
+from seamless_verl.journal.stored import CompactionResult, Stage
 from seamless_verl.journal.validator import STAGES, Rows, Validator
 
 MAX_GROUP = 1024  # appends in one transaction, so that the first of them does not wait for ever
@@ -69,16 +77,12 @@ _Job: TypeAlias = PendingAppend | _PendingCompaction | None  # None: stop
 
 
 class SqliteJournal(JournalReader):
-    """A `Journal` in one SQLite file, for event loops (`append`) and for threads (`submit`).
+    """A journal in the file `path`, created if missing; `-wal`, `-shm` and `-lock` files are beside it.
 
-    What was acknowledged survives the death of any process. After a power failure the file is valid, but the last
-    moments before it may be missing: no commit waits until the disk is flushed.
-
-    Args:
-        path: the file; created if missing. `-wal`, `-shm` and `-lock` files are beside it.
+    Only `append` and `compact` may be called in a running event loop; the other methods block.
 
     Raises:
-        ConfigError: another journal writes to this file, or a newer release made it.
+        ConfigError: another journal writes to this file, or it has another version.
         JournalError: the file cannot be opened as a journal.
     """
 
@@ -93,7 +97,14 @@ class SqliteJournal(JournalReader):
         opened.result()
 
     def append(self, *events: Event) -> asyncio.Future[None]:
-        """See `Journal.append`."""
+        """Queues these events now; the future resolves when all of them are durable.
+
+        Cancelling it does not withdraw the events.
+
+        Raises:
+            JournalOrderError: (awaited) one cannot follow what is on record; none was written, the journal is usable.
+            JournalError: (awaited, or at once) the disk failed, now or earlier, or the journal is closed.
+        """
         loop = asyncio.get_running_loop()
         waiter: asyncio.Future[None] = loop.create_future()
         self._enqueue(PendingAppend(events, waiter, loop))
@@ -108,13 +119,17 @@ class SqliteJournal(JournalReader):
     async def compact(
         self, before: float, max_bytes: int | None = None, keep: Collection[str] = ()
     ) -> CompactionResult:
-        """See `Journal.compact`; appends are written between its steps."""
+        """Deletes what is older than that, then the oldest while over `max_bytes`; appends are written meanwhile.
+
+        That is sessions that were handed over, but those of `keep`, and before these the events from outside of the
+        run that no restart needs.
+        """
         job = _PendingCompaction(before, max_bytes, keep, Future())
         self._enqueue(job)
         return await asyncio.wrap_future(job.waiter)
 
     def close(self) -> None:
-        """See `Journal.close`; afterwards the thread has ended and no file is open."""
+        """Makes durable what was appended, then refuses everything else; a second call does nothing."""
         with self._lock:
             if self._refusal is None:
                 self._refusal = JournalError(str(self.path), "it is closed", "Open it again to go on")

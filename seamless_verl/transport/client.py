@@ -77,17 +77,18 @@ class RemoteEngine:
         return cls(replica_id, connection)
 
     async def generate(self, request: EngineRequest) -> AsyncGenerator[TokenChunk, None]:
-        await self._connection.writable()
-        call = self._connection.begin(request)
-        inbox = self._connection.inboxes[call]
+        connection = self._connection
+        await connection.writable()
+        call, inbox = connection.begin(request)
         try:
-            chunk = await inbox.get()
-            while chunk.finish_reason is None:
+            ended = False
+            while not ended:
+                await inbox.filled()
+                chunk = _take(inbox.chunks)
+                ended = chunk.finish_reason is not None
                 yield chunk
-                chunk = await inbox.get()
-            yield chunk
         finally:
-            self._connection.end(call)
+            connection.end(call)
 
     async def abort(self, request_id: str) -> None:
         self._connection.send(Abort(request_id))
@@ -96,39 +97,36 @@ class RemoteEngine:
         self._connection.close_quietly("closed on this side")
 
 
+def _take(chunks: deque[TokenChunk]) -> TokenChunk:
+    """The oldest chunk, with those of its version that follow it."""
+    run = [chunks.popleft()]
+    while chunks and chunks[0].version == run[0].version:
+        run.append(chunks.popleft())
+    return run[0] if len(run) == 1 else merge_chunks(run)
+
+
 class _Inbox:
     """The chunks that have arrived for one call, for one reader."""
 
     def __init__(self, replica_id: str) -> None:
+        self.chunks: deque[TokenChunk] = deque()
         self._replica_id = replica_id
-        self._chunks: deque[TokenChunk] = deque()
         self._lost: str | None = None
         self._reader: asyncio.Future[None] | None = None
 
-    def put(self, chunk: TokenChunk) -> None:
-        self._chunks.append(chunk)
-        self._wake()
-
-    def lose(self, reason: str) -> None:
-        self._lost = self._lost or reason
-        self._wake()
-
-    async def get(self) -> TokenChunk:
-        while not self._chunks:
+    async def filled(self) -> None:
+        """Returns when there is a chunk; raises ReplicaLostError when none will come."""
+        while not self.chunks:
             if self._lost is not None:
                 raise ReplicaLostError(self._replica_id, self._lost)
             self._reader = asyncio.get_running_loop().create_future()
             await self._reader
-        return self._next()
 
-    def _next(self) -> TokenChunk:
-        """The oldest chunk, with those of its version that follow it."""
-        run = [self._chunks.popleft()]
-        while self._chunks and self._chunks[0].version == run[0].version:
-            run.append(self._chunks.popleft())
-        return run[0] if len(run) == 1 else merge_chunks(run)
+    def lose(self, reason: str) -> None:
+        self._lost = self._lost or reason
+        self.wake()
 
-    def _wake(self) -> None:
+    def wake(self) -> None:
         if self._reader is not None and not self._reader.done():
             self._reader.set_result(None)
 
@@ -147,14 +145,14 @@ class _ClientConnection(Connection):
         self.send(Hello(PROTOCOL, token))
         return await self._welcome
 
-    def begin(self, request: EngineRequest) -> int:
-        """Sends a request; returns the number of its call. Raises ReplicaLostError if there is no connection."""
+    def begin(self, request: EngineRequest) -> tuple[int, _Inbox]:
+        """Sends a request; returns its call's number and inbox. Raises ReplicaLostError if there is no connection."""
         if self._lost is not None:
             raise ReplicaLostError(self._replica_id, self._lost)
         call = next(self._numbers)
         self.send(generate_message(call, request))
-        self.inboxes[call] = _Inbox(self._replica_id)
-        return call
+        inbox = self.inboxes[call] = _Inbox(self._replica_id)
+        return call, inbox
 
     def end(self, call: int) -> None:
         """Ends the reading of a call; one that has not ended is aborted."""
@@ -184,7 +182,8 @@ class _ClientConnection(Connection):
                     chunk = token_chunk(message, self._replica_id)  # a malformed one loses all inboxes, this one too
                     if chunk.finish_reason is not None:
                         del self.inboxes[call]
-                    inbox.put(chunk)
+                    inbox.chunks.append(chunk)
+                    inbox.wake()
             case Welcome(replica_id=replica_id) if not self._welcome.done():
                 self._welcome.set_result(replica_id)
             case Lost(call=call, reason=reason):

@@ -29,7 +29,7 @@ from support.gateway_restart import ADMIN, decode, expected_ids, generated_ids, 
 from support.paths import child_environment
 
 from seamless_verl.journal import JournalReader, SqliteJournal, Stage
-from seamless_verl.journal.recovery import rebuild_record
+from seamless_verl.journal.stored import rebuild_record
 from seamless_verl.trajectory.records import Finish
 
 pytestmark = [pytest.mark.integration, pytest.mark.slowest(6)]

@@ -15,7 +15,7 @@ import httpx
 import openai
 from transformers import AutoTokenizer
 
-from seamless_verl.gateway.protocols import SessionCall
+from seamless_verl.gateway.calls import SessionCall
 from seamless_verl.gateway.server import Gateway, GatewaySettings
 from seamless_verl.gateway.sessions import Session
 from seamless_verl.tiny.tokenizer import END_OF_TURN, token_id

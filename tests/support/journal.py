@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from seamless_verl.gateway.recorder import JournalRecorder
+from seamless_verl.gateway.session import Session
 from seamless_verl.journal import CallEnded, CallStarted, ChunkAppended, Event, SessionOpened, SqliteJournal
 from seamless_verl.trajectory.records import Finish, TokenChunk, logprobs, tokens
 
@@ -39,3 +41,18 @@ def generated_ids(journal: SqliteJournal, session_id: str = "s") -> list[list[in
     record = journal.read(session_id)
     assert record is not None
     return [[token for segment in call.segments for token in segment.ids] for call in record.calls]
+
+
+class NullRecorder(JournalRecorder):
+    """A recorder that keeps nothing, of a gateway without calls."""
+
+    def __init__(self) -> None: ...
+
+    async def open_session(self, session: Session) -> None: ...
+
+    async def post_reward(self, session: Session, name: str, value: float) -> None: ...
+
+    def find_turn(self, session: Session, reply_id: str) -> str | None:
+        return None
+
+    async def close_session(self, session: Session, reason: str) -> None: ...

@@ -18,7 +18,7 @@ pace stint face said heard hear comes mine theirs house storm
 """
 """Words that a reader of verl and vLLM does not know in the sense they had here."""
 FIELD_TERMS = {
-    "seamless_verl/journal/protocol.py": {"handed"},  # a stage by the name under which it is stored
+    "seamless_verl/journal/stored.py": {"handed"},  # a stage by the name under which it is stored
     "seamless_verl/journal/writer.py": {"handed"},
     "seamless_verl/resources/lending/marginal.py": {"pace"},  # a key of saved states
     "seamless_verl/replica/engine_source.py": {"collector"},  # vLLM's RequestOutputCollector

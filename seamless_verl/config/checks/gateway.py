@@ -18,7 +18,7 @@ from seamless_verl.config.schema import JOURNAL as JOURNAL_NAME
 from seamless_verl.config.schema import LAST_PORT
 from seamless_verl.config.settings import Problem, Settings, check
 from seamless_verl.errors import ConfigError, JournalError
-from seamless_verl.journal.checking import check_file
+from seamless_verl.journal.reader import check_file
 from seamless_verl.runtime.locks import is_locked, lock_file, missing_locks
 
 OTHERS = 0o077  # of a file's mode: what its group and all others may do

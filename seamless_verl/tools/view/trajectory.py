@@ -15,9 +15,8 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from seamless_verl.journal.protocol import StoredSession
 from seamless_verl.journal.recorded import Recorded, parse_policy, recorded
-from seamless_verl.journal.recovery import rebuild_record
+from seamless_verl.journal.stored import StoredSession, rebuild_record
 from seamless_verl.trajectory.account import DropReason
 from seamless_verl.trajectory.drift import Cause, Decode, Drift, find_drifts
 from seamless_verl.trajectory.sequences import assemble, mask_chain, split_into_chains

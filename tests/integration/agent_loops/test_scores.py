@@ -15,6 +15,7 @@ import torch
 from omegaconf import OmegaConf
 from support.agent_loops import make_loop
 from support.data.given_scores import BESIDE, SCORES
+from support.journal import NullRecorder
 from support.paths import ROOT
 from support.scripted_loops import Put, output, put, run_prompt, scripted, worker
 
@@ -29,7 +30,6 @@ from seamless_verl.data_plane.finished_sessions import FinishedSession
 from seamless_verl.data_plane.runner_requests import RunnerRequests
 from seamless_verl.gateway.admin import Admin
 from seamless_verl.gateway.api_errors import ApiError, ErrorCode
-from seamless_verl.gateway.protocols import NullRecorder
 from seamless_verl.gateway.sessions import SessionTable
 from seamless_verl.runtime.scores import beside_score
 from seamless_verl.trainer.trainer import SeamlessTrainer

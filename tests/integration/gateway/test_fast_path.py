@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from support.gateway import TOOL, TOOL_CALL, GatewayHarness, gateway_harness, user
 
 from seamless_verl.gateway.fast_path import READ_BODY, FastPath
-from seamless_verl.gateway.http import ReplayedBody
+from seamless_verl.gateway.http_responses import ReplayedBody
 
 pytestmark = pytest.mark.integration
 ROUTED = (b"x-routed", b"yes")  # a request with this header is routed by FastAPI

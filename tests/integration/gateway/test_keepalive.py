@@ -14,10 +14,16 @@ import httpx
 import pytest
 from support.gateway import EOS, TOOL, TOOL_CALL, GatewayHarness, MemoryRecorder, Reply, gateway_harness, user
 
-from seamless_verl.gateway import keepalive as keepalive_module
+from seamless_verl.gateway import http_responses
 from seamless_verl.gateway.fast_path import READ_BODY, FastPath
-from seamless_verl.gateway.http import ReplayedBody
-from seamless_verl.gateway.keepalive import COMMENT, PING, EventCounter, StreamKeepalive, keepalive_after
+from seamless_verl.gateway.http_responses import (
+    COMMENT,
+    PING,
+    EventCounter,
+    ReplayedBody,
+    StreamKeepalive,
+    keepalive_after,
+)
 from seamless_verl.trajectory.records import Finish
 
 pytestmark = pytest.mark.integration
@@ -74,7 +80,7 @@ def keepalives_sent(monkeypatch: pytest.MonkeyPatch) -> KeepaliveCount:
             count.add()
         return keepalive
 
-    monkeypatch.setattr(keepalive_module, "keepalive_after", counted)
+    monkeypatch.setattr(http_responses, "keepalive_after", counted)
     return count
 
 

@@ -16,7 +16,7 @@ from support.gateway import ADMIN_KEY, EOS, MemoryRecorder, Reply, reply_chunks
 from support.recipes import SWE_AGENT, agents_environment, load
 
 from seamless_verl.agents.endpoint import Endpoint
-from seamless_verl.gateway.protocols import SessionCall
+from seamless_verl.gateway.calls import SessionCall
 from seamless_verl.gateway.server import Gateway, GatewaySettings
 from seamless_verl.trajectory.records import TokenChunk
 

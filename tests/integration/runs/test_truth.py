@@ -11,7 +11,7 @@ from support.job import AGENT, run
 
 from seamless_verl.journal import JournalReader
 from seamless_verl.journal.recorded import recorded
-from seamless_verl.journal.recovery import rebuild_record
+from seamless_verl.journal.stored import rebuild_record
 from seamless_verl.runtime.files import RunDescription
 from seamless_verl.trajectory.policies import TrainAll
 from seamless_verl.trajectory.sequences import assemble

@@ -14,7 +14,7 @@ from support.journal import open_journal, session_opened, write
 
 from seamless_verl.cli.output import escape, format_age
 from seamless_verl.journal import Stage, StoredSession
-from seamless_verl.journal.recovery import rebuild_record
+from seamless_verl.journal.stored import rebuild_record
 from seamless_verl.trajectory.records import Finish
 from seamless_verl.trajectory.session import Closed
 

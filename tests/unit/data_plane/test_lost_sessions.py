@@ -9,9 +9,7 @@ import pytest
 from support.journal import open_journal, write
 
 from seamless_verl.data_plane.lost_sessions import LostSessions
-from seamless_verl.gateway.protocols import SessionCall
-from seamless_verl.gateway.repeated_calls import ASKED
-from seamless_verl.gateway.resumed_calls import GATEWAY_KEY
+from seamless_verl.gateway.calls import ASKED, GATEWAY_KEY, SessionCall
 from seamless_verl.journal import CallEnded, CallStarted, ChunkAppended, SessionOpened, SqliteJournal
 from seamless_verl.trajectory.records import Finish, TokenChunk, logprobs, tokens
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from support.journal import NullRecorder
 
 from seamless_verl.gateway.admin import Admin
 from seamless_verl.gateway.api_errors import ApiError, ErrorCode
-from seamless_verl.gateway.protocols import NullRecorder
 from seamless_verl.gateway.session import SamplingParameters, SessionLimits, SessionSampling
 from seamless_verl.gateway.sessions import SessionTable
 

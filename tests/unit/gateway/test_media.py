@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from seamless_verl.gateway.api_errors import ApiError
-from seamless_verl.gateway.media import media_in, media_kind
-from seamless_verl.gateway.request_rules import RequestRules, changes_for
+from seamless_verl.gateway.request_rules import RequestRules, changes_for, media_in, media_kind
 
 IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AAAA"}}
 LEFT_OUT = "[image left out: this model is given text only]"

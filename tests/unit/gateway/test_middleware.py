@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from support.journal import NullRecorder
 
 from seamless_verl.gateway import middleware
 from seamless_verl.gateway.admin import Admin
 from seamless_verl.gateway.api_errors import ApiError, ErrorCode
 from seamless_verl.gateway.http import parse_body
 from seamless_verl.gateway.middleware import SessionMiddleware
-from seamless_verl.gateway.protocols import NullRecorder
 from seamless_verl.gateway.request_rules import RequestRules
 from seamless_verl.gateway.sessions import SessionTable
 
@@ -46,7 +46,8 @@ class Served:
             models=None,  # type: ignore[arg-type]
             rules=RequestRules(),
             on_refusal=lambda *refusal: self.refused.append(refusal),
-            outside=self.outside,
+            serve_runner=self.outside.handle,
+            on_outside_refusal=self.outside.refused,
             **options,
         )
 

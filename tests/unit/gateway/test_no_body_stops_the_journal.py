@@ -103,6 +103,7 @@ class Served:
         self.gateway = SimpleNamespace(table=self.table)
         self.calls = SimpleNamespace(paused_time=SimpleNamespace(seconds=lambda name: 0.0))
         self.tasks = RunnerTasks(self, on_failure=self.failures.append)  # type: ignore[arg-type]
+        runners = RunnerRequests(self.tasks)
         self.middleware = SessionMiddleware(
             None,  # type: ignore[arg-type]
             table=self.table,
@@ -111,7 +112,8 @@ class Served:
             models=None,  # type: ignore[arg-type]
             rules=RequestRules(),
             on_refusal=recorder.note_refusal,
-            outside=RunnerRequests(self.tasks),
+            serve_runner=runners.handle,
+            on_outside_refusal=runners.refused,
         )
 
     async def cancel(self, session_id: str) -> None:

@@ -18,14 +18,14 @@ from support.rollout import until
 
 from seamless_verl.errors import JournalError
 from seamless_verl.gateway.api_errors import ApiError
-from seamless_verl.gateway.protocols import SessionCall
+from seamless_verl.gateway.calls import SessionCall
 from seamless_verl.gateway.recorder import JournalRecorder
 from seamless_verl.gateway.recovery import GatewayRecovery, repeatable_attempts
 from seamless_verl.gateway.retries import MAX_ATTEMPTS, Attempt, Attempts
 from seamless_verl.gateway.session import SamplingParameters, Session, SessionLimits, SessionSampling
 from seamless_verl.gateway.sessions import SessionTable
 from seamless_verl.journal import RequestRefused, SqliteJournal, Stage, StoredCall
-from seamless_verl.journal.recovery import read_closed_session
+from seamless_verl.journal.stored import read_closed_session
 from seamless_verl.trajectory.records import Finish, Segment, TokenChunk, logprobs, tokens
 
 REPLY = {"role": "assistant", "content": "a reply"}

@@ -12,11 +12,11 @@ import pytest
 from support.journal import open_journal
 
 from seamless_verl.errors import JournalOrderError
-from seamless_verl.gateway.protocols import SessionCall
+from seamless_verl.gateway.calls import SessionCall
 from seamless_verl.gateway.recorder import FLUSH_S, JournalRecorder
 from seamless_verl.gateway.session import Session
 from seamless_verl.journal import SqliteJournal
-from seamless_verl.journal.recovery import rebuild_record
+from seamless_verl.journal.stored import rebuild_record
 from seamless_verl.trajectory.account import DropReason
 from seamless_verl.trajectory.policies import TrainAll
 from seamless_verl.trajectory.records import Finish, TokenChunk, logprobs, tokens

@@ -10,15 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from seamless_verl.gateway.protocols import SessionCall
+from seamless_verl.gateway.calls import ASKED, GATEWAY_KEY, SessionCall
 from seamless_verl.gateway.repeated_calls import (
-    ASKED,
     RecordedCall,
+    RecordedSource,
     RepeatableCalls,
-    RepeatedSource,
     asked_digest,
 )
-from seamless_verl.gateway.resumed_calls import GATEWAY_KEY
 from seamless_verl.journal import Stage, StoredCall, StoredSession
 from seamless_verl.trajectory.records import Finish, Segment, TokenChunk, logprobs, tokens
 
@@ -103,11 +101,6 @@ def test_each_call_is_given_once_in_the_order_of_the_record(recorded: list[tuple
     assert len(calls) == len(recorded) - len(given)
 
 
-def test_calls_of_earlier_releases_are_not_given() -> None:
-    calls = repeatable(session(stored(*TWO, asked=None), stored(*TWO, asked="")))
-    assert not len(calls) and calls.take(asks("")) is None
-
-
 def test_what_is_not_on_record_is_asked_of_an_engine() -> None:
     """The likeliest tokens beside each, and the state of a grammar within a call."""
     grammar = {"structured_outputs": {"choice": ["a"]}}
@@ -165,7 +158,7 @@ class Source:
 async def streamed(call: StoredCall, newest: int | None = None) -> tuple[list[tuple[Any, ...]], Sequence[int] | None]:
     recorded, source = RecordedCall.of(call, 0, newest), Source()
     assert recorded is not None
-    chunks = RepeatedSource(recorded, source).stream(SessionCall("new", tokens([1]), {"max_tokens": 5}))
+    chunks = RecordedSource(recorded, source).stream(SessionCall("new", tokens([1]), {"max_tokens": 5}))
     shown = [(list(one.ids), one.version, one.finish_reason, one.stop_reason) async for one in chunks]
     return shown, source.produced
 

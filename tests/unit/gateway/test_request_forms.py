@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from seamless_verl.gateway.request_forms import is_unread_message, without_empty
-from seamless_verl.gateway.request_rules import RequestRules, changes_for
+from seamless_verl.gateway.request_rules import RequestRules, changes_for, is_unread_message, without_empty
 
 RULES = RequestRules()
 TEXT = {"type": "output_text", "text": "hi"}

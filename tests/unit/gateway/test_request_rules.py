@@ -10,11 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from seamless_verl.errors import ConfigError
-from seamless_verl.gateway.api_errors import Api, ApiError, ErrorCode
-from seamless_verl.gateway.http import METHODS, MODELS_PATH, parse_address, parse_body
-from seamless_verl.gateway.listening import LOOPBACK, open_listeners
-from seamless_verl.gateway.models import ModelList
-from seamless_verl.gateway.overflow import Overflow, failed_response_events
+from seamless_verl.gateway.api_errors import Api, ApiError, ErrorCode, Overflow, failed_response_events
+from seamless_verl.gateway.http import LOOPBACK, METHODS, MODELS_PATH, open_listeners, parse_address, parse_body
+from seamless_verl.gateway.http_responses import ModelList
 from seamless_verl.gateway.request_rules import RequestRules, changes_for, count_calls, is_deeper
 from seamless_verl.gateway.stored_responses import StoredResponse, StoredResponses
 
@@ -183,7 +181,9 @@ def test_stored_responses_are_bounded() -> None:
     for name in "abc":
         stored.put(name, StoredResponse({"id": name}, ()), 2)
     assert stored.get("a") is None and len(stored) == 2
-    assert stored.delete("c") and not stored.delete("c") and len(stored) == 1
+    assert stored.handle("DELETE", "c")["deleted"] and stored.get("c") is None and len(stored) == 1
+    with pytest.raises(ApiError, match="'c' not found"):
+        stored.handle("DELETE", "c")
 
 
 def test_addresses_of_stored_responses() -> None:

@@ -10,10 +10,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from support.journal import NullRecorder
 
 from seamless_verl.gateway.admin import Admin
 from seamless_verl.gateway.middleware import SessionMiddleware
-from seamless_verl.gateway.protocols import NullRecorder
 from seamless_verl.gateway.request_context import RequestContext, current_request
 from seamless_verl.gateway.request_rules import RequestRules
 from seamless_verl.gateway.retries import CallOutput

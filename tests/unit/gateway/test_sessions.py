@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
 
 from seamless_verl.errors import IntegrityError
-from seamless_verl.gateway.api_errors import STATUS, Api, ApiError, ErrorCode, error_response
+from seamless_verl.gateway.api_errors import Api, ApiError, ErrorCode, error_response
 from seamless_verl.gateway.session import SamplingParameters, Session, SessionLimits, SessionSampling, SessionState
 from seamless_verl.gateway.sessions import SessionTable
 from seamless_verl.rollout.paused_time import PausedTime
@@ -267,7 +267,7 @@ def test_overrides_always_apply_and_defaults_where_a_request_sets_nothing() -> N
 def test_every_error_has_a_status_and_both_forms(code: ErrorCode) -> None:
     error = ApiError(code, "why", retry_after=3)
     one, other = error_response(error, Api.OPENAI), error_response(error, Api.ANTHROPIC)
-    assert one.status == other.status == STATUS[code] and one.headers == {"retry-after": "3"}
+    assert one.status == other.status == code.status and one.headers == {"retry-after": "3"}
     assert one.body["error"]["code"] == code and other.body["type"] == "error"
     assert one.body["error"]["message"] == other.body["error"]["message"] == "why"
 

@@ -8,9 +8,8 @@ import pytest
 from openai.types.responses import ResponseFunctionToolCall
 
 from seamless_verl.gateway.api_errors import ApiError
-from seamless_verl.gateway.restored_responses import restore_response
-from seamless_verl.gateway.session import Session
-from seamless_verl.gateway.stored_responses import ItemIds, StoredResponse, find_referenced
+from seamless_verl.gateway.recovery import restore_response
+from seamless_verl.gateway.stored_responses import ItemIds, StoredResponse, StoredResponses
 from seamless_verl.trajectory.records import Finish
 
 RESPONSE = {"id": "resp_a1", "model": "m", "instructions": False}
@@ -26,11 +25,11 @@ def called(name: str | None) -> ResponseFunctionToolCall:
     return ResponseFunctionToolCall(type="function_call", id=name, call_id="c", name="f", arguments="{}")
 
 
-def session_of(*items: Any) -> Session:
-    session = Session("s", "u", b"")
+def storing(*items: Any) -> StoredResponses:
+    responses = StoredResponses()
     for number, item in enumerate(items):
-        session.responses.put(f"resp_{number}", StoredResponse({}, [{"role": "user", "content": "q"}, item]), 64)
-    return session
+        responses.put(f"resp_{number}", StoredResponse({}, [{"role": "user", "content": "q"}, item]), 64)
+    return responses
 
 
 def reference(name: Any) -> dict[str, Any]:
@@ -58,18 +57,18 @@ def test_a_restored_output_has_the_ids_that_were_given() -> None:
 
 def test_the_items_that_an_input_names_are_found() -> None:
     items = [called(name) for name in "abc"]
-    found = find_referenced(session_of(*items), {"input": [reference("a"), {"role": "user"}, reference("c"), "?"]})
+    found = storing(*items).referenced({"input": [reference("a"), {"role": "user"}, reference("c"), "?"]})
     assert found == {"a": items[0], "c": items[2]}
     replayed = {"type": "message", "id": "m", "role": "assistant", "content": []}  # as a client sent it
-    assert find_referenced(session_of(replayed), {"input": [reference("m")]}) == {"m": replayed}
+    assert storing(replayed).referenced({"input": [reference("m")]}) == {"m": replayed}
 
 
 @pytest.mark.parametrize("own", [None, "text", [], [{"role": "user", "id": "a"}], [reference(3)], [reference(None)], 7])
 def test_an_input_that_names_no_item_finds_none(own: Any) -> None:
-    assert find_referenced(session_of(called("a")), {"input": own}) == {}
+    assert storing(called("a")).referenced({"input": own}) == {}
 
 
 def test_an_unknown_item_is_refused_as_openai_does() -> None:
     with pytest.raises(ApiError, match=r"^Item with id 'b' not found\.$") as refused:
-        find_referenced(session_of(called("a")), {"input": [reference("a"), reference("b")]})
+        storing(called("a")).referenced({"input": [reference("a"), reference("b")]})
     assert (refused.value.status, refused.value.param) == (400, "input")

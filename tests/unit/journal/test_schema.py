@@ -1,21 +1,20 @@
-"""The file format, spelled out: a journal of version 1, which an earlier release wrote, is read and continued, and new
-ones are written as version 2, which has one more column.
+"""The file format, spelled out: a journal of version 2 is read and continued, and new ones are written as that.
 
-Nothing here is imported from the schema. If a test fails, the format has changed: then give it a new version, keep
-reading the old one, and leave these tests as they are.
+Nothing here is imported from the schema. If a test fails, the format has changed: then give it a new version, so that
+files of the old one are refused.
 """
 
 from __future__ import annotations
 
 import sqlite3
 from array import array
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from seamless_verl.errors import ConfigError
 from seamless_verl.journal import (
     CallEnded,
     CallStarted,
@@ -24,7 +23,6 @@ from seamless_verl.journal import (
     HandedOver,
     HandOverBegun,
     JournalReader,
-    OutsideEvent,
     RequestRefused,
     RewardPosted,
     SessionClosed,
@@ -34,25 +32,33 @@ from seamless_verl.journal import (
     StoredCall,
     StoredSession,
 )
+from seamless_verl.journal.reader import check_file
 from seamless_verl.trajectory.records import Finish, Segment, TokenChunk, logprobs, tokens
 
-VERSION_1 = """
+VERSION_2 = """
 PRAGMA application_id=1397049932;
-PRAGMA user_version=1;
+PRAGMA user_version=2;
 CREATE TABLE sessions (n INTEGER PRIMARY KEY, session_id TEXT UNIQUE, uid TEXT, settings BLOB, opened_at REAL);
 CREATE TABLE calls (n INTEGER PRIMARY KEY, session INTEGER, call_id TEXT, digest TEXT, base INTEGER, base_len INTEGER,
  request_base INTEGER, request_len INTEGER, suffix BLOB, request BLOB);
 CREATE TABLE replicas (n INTEGER PRIMARY KEY, name TEXT);
-CREATE TABLE deltas (n INTEGER PRIMARY KEY, call INTEGER, version INTEGER, replica INTEGER, ids BLOB, logprobs BLOB);
+CREATE TABLE deltas (n INTEGER PRIMARY KEY, call INTEGER, version INTEGER, replica INTEGER, ids BLOB, logprobs BLOB,
+ grammar BLOB);
 CREATE TABLE endings (call INTEGER PRIMARY KEY, finish TEXT, reply BLOB);
 CREATE TABLE rewards (n INTEGER PRIMARY KEY, session INTEGER, name TEXT, value REAL);
+CREATE TABLE refused (n INTEGER PRIMARY KEY, session INTEGER, path TEXT, status INTEGER, message TEXT, at REAL);
 CREATE TABLE stages (session INTEGER, stage INTEGER, note TEXT, at REAL, PRIMARY KEY (session, stage));
+CREATE TABLE outside_events (n INTEGER PRIMARY KEY, kind TEXT, subject TEXT, detail BLOB, at REAL);
+CREATE TABLE group_outcomes (n INTEGER PRIMARY KEY, uid TEXT, outcome TEXT, step INTEGER, details BLOB, at REAL);
+CREATE INDEX sessions_by ON sessions (uid);
+CREATE INDEX group_outcomes_by ON group_outcomes (uid);
 CREATE INDEX calls_by ON calls (session);
 CREATE INDEX deltas_by ON deltas (call);
 CREATE INDEX rewards_by ON rewards (session);
+CREATE INDEX refused_by ON refused (session);
 CREATE INDEX stages_by ON stages (stage, at);
+CREATE INDEX outside_events_by ON outside_events (subject, kind);
 """
-ADDED = "outside_events"  # by a later release, without another version: earlier ones ignore it
 
 PROMPT = [*range(256)]  # 1024 bytes, the smallest part of a sequence that a later call refers to
 LATER = [*PROMPT, 7, 8, 9, 10]
@@ -83,11 +89,11 @@ ROWS: dict[str, list[tuple[Any, ...]]] = {
     ],
     "replicas": [(1, "r0"), (2, "r1")],
     "deltas": [
-        (1, 1, 3, 1, int32(7, 8), MINUS_HALF + MINUS_1),
-        (2, 1, 3, 1, int32(9), MINUS_2),
-        (3, 1, 4, 2, int32(150_000), MINUS_HALF),
-        (4, 2, 4, 2, int32(11), MINUS_1),
-        (5, 4, 0, 1, int32(5), MINUS_2),
+        (1, 1, 3, 1, int32(7, 8), MINUS_HALF + MINUS_1, None),
+        (2, 1, 3, 1, int32(9), MINUS_2, None),
+        (3, 1, 4, 2, int32(150_000), MINUS_HALF, None),
+        (4, 2, 4, 2, int32(11), MINUS_1, None),
+        (5, 4, 0, 1, int32(5), MINUS_2, None),
     ],
     "endings": [(1, "tool_calls", b'{"content":"\xc3\xa9"}'), (4, "stop", b"{}")],
     "rewards": [(1, 2, "score", 0.25), (2, 2, "score", 0.75), (3, 2, "style", -1.0)],
@@ -167,19 +173,19 @@ EVENTS: list[Event] = [
 
 
 @pytest.fixture
-def earlier(tmp_path: Path) -> Iterator[Path]:
-    """A journal of version 1, written without the package."""
-    path = tmp_path / "earlier.sqlite"
+def known(tmp_path: Path) -> Path:
+    """A journal written without the package."""
+    path = tmp_path / "known.sqlite"
     with closing(sqlite3.connect(path)) as db:
-        db.executescript(VERSION_1)
+        db.executescript(VERSION_2)
         for table, rows in ROWS.items():
             db.executemany(f"INSERT INTO {table} VALUES ({', '.join('?' * len(rows[0]))})", rows)
         db.commit()
-    yield path
+    return path
 
 
-def test_a_journal_of_version_1_is_read(earlier: Path) -> None:
-    reader = JournalReader(earlier)
+def test_a_journal_of_version_2_is_read(known: Path) -> None:
+    reader = JournalReader(known)
     assert tuple(reader.read(session.session_id) for session in SESSIONS) == SESSIONS
     assert reader.restore() == SESSIONS[:1]
     assert [(line.stage, line.calls, line.tokens, line.reason) for line in reader.sessions()] == [
@@ -191,8 +197,8 @@ def test_a_journal_of_version_1_is_read(earlier: Path) -> None:
     reader.check_integrity()
 
 
-def test_a_journal_of_version_1_is_continued(earlier: Path) -> None:
-    with SqliteJournal(earlier) as journal:
+def test_a_journal_of_version_2_is_continued(known: Path) -> None:
+    with SqliteJournal(known) as journal:
         journal.submit(chunk("c2", [12], [-0.5], 4, "r1"), CallEnded("c2", Finish.STOP)).result(timeout=30)
         journal.submit(HandedOver("handing", 11.5)).result(timeout=30)
         refused = RequestRefused("open", "/v1/messages", 400, "prompt is too long", 7.5)
@@ -206,15 +212,14 @@ def test_a_journal_of_version_1_is_continued(earlier: Path) -> None:
     assert session.calls[1].finish is Finish.STOP and session.calls[1].prompt_ids == array("i", LATER)
 
 
-def test_a_journal_is_written_as_one_of_version_1_that_was_continued(earlier: Path, tmp_path: Path) -> None:
+def test_a_journal_is_written_as_the_known_one(known: Path, tmp_path: Path) -> None:
     """The same tables, and for the same events the same rows; only the times of stages are the clock's."""
-    SqliteJournal(earlier).close()
     path = tmp_path / "new.sqlite"
     with SqliteJournal(path) as journal:
         journal.submit(*EVENTS).result(timeout=30)
         labelled = TokenChunk(tokens([12, 13]), logprobs([-1, -2]), 4, "r1", grammar=b"\x01\x02")
         journal.submit(ChunkAppended("c2", labelled)).result(timeout=30)
-    with closing(sqlite3.connect(path)) as new, closing(sqlite3.connect(earlier)) as old:
+    with closing(sqlite3.connect(path)) as new, closing(sqlite3.connect(known)) as old:
         for pragma in ("application_id", "user_version"):
             assert new.execute(f"PRAGMA {pragma}").fetchall() == old.execute(f"PRAGMA {pragma}").fetchall()
         assert _definitions(new) == _definitions(old)
@@ -222,37 +227,31 @@ def test_a_journal_is_written_as_one_of_version_1_that_was_continued(earlier: Pa
         assert new.execute("SELECT COUNT(*) FROM group_outcomes").fetchone() == (0,)
     stages = [stage[:3] for stage in rows.pop("stages")]
     assert stages == [stage[:3] for stage in ROWS["stages"]]
-    deltas = [*((*row, None) for row in ROWS["deltas"]), (6, 2, 4, 2, int32(12, 13), MINUS_1 + MINUS_2, b"\x01\x02")]
+    deltas = [*ROWS["deltas"], (6, 2, 4, 2, int32(12, 13), MINUS_1 + MINUS_2, b"\x01\x02")]
     assert rows == {table: ROWS[table] for table in ROWS if table != "stages"} | {"deltas": deltas}
+    session = JournalReader(path).read("open")
+    assert session is not None and session.calls[1].segments[0].grammar == b"\x00\x01\x02"
 
 
-def test_labels_of_grammars_are_added_to_a_journal_of_version_1(earlier: Path) -> None:
-    labelled = TokenChunk(tokens([12]), logprobs([-0.5]), 4, "r1", grammar=b"\x02")
-    with SqliteJournal(earlier) as journal:
-        journal.submit(ChunkAppended("c2", labelled)).result(timeout=30)
-    session = JournalReader(earlier).read("open")
-    assert session is not None and session.calls[0] == C1
-    (segment,) = session.calls[1].segments
-    assert (segment.ids, segment.grammar) == (tokens([11, 12]), b"\x00\x02")
-
-
-def test_a_journal_of_an_earlier_release_takes_the_events_of_outside(earlier: Path) -> None:
-    event = OutsideEvent("refused", "session", {"code": "reward_exists"}, 5.0)
-    assert JournalReader(earlier).outside_events() == ()
-    with SqliteJournal(earlier) as journal:
-        journal.submit(event).result(timeout=30)
-    assert JournalReader(earlier).outside_events() == (event,)
+@pytest.mark.parametrize("version", [0, 1, 3])
+def test_a_journal_of_another_version_is_refused(known: Path, version: int) -> None:
+    with closing(sqlite3.connect(known)) as db:
+        db.execute(f"PRAGMA user_version={version}")
+        db.commit()
+    before = known.read_bytes()
+    for reads in (SqliteJournal, check_file, JournalReader.sessions):
+        with pytest.raises(ConfigError, match=f"its format is {version}, this release knows 2"):
+            reads(JournalReader(known) if reads is JournalReader.sessions else known)  # type: ignore[arg-type]
+    assert known.read_bytes() == before
 
 
 def _definitions(db: sqlite3.Connection) -> list[tuple[str, ...]]:
-    """Without what the first release of version 1 did not record."""
-    query = "SELECT type, name, tbl_name, sql FROM sqlite_master WHERE tbl_name NOT IN (?, ?) ORDER BY type, name"
-    found = db.execute(query, ("refused", ADDED))
+    found = db.execute("SELECT type, name, tbl_name, sql FROM sqlite_master ORDER BY type, name")
     return [(*names, " ".join(str(sql).split())) for *names, sql in found]
 
 
-def test_ended_sessions_of_a_journal_of_version_1(earlier: Path) -> None:
-    ended = JournalReader(earlier).ended_sessions()
+def test_ended_sessions_of_a_journal_of_version_2(known: Path) -> None:
+    ended = JournalReader(known).ended_sessions()
     assert [(one.session_id, one.stage, one.tokens, one.oldest, one.newest) for one in ended] == [
         ("closed", Stage.CLOSED, 0, None, None),
         ("handing", Stage.HANDING, 0, None, None),
