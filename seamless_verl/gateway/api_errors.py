@@ -17,10 +17,8 @@ from seamless_verl.errors import SeamlessError
 class Api(StrEnum):
     """Which API a path belongs to; it decides the form of errors."""
 
-    OPENAI = "openai"
-    """`{"error": {...}}`"""
-    ANTHROPIC = "anthropic"
-    """`{"type": "error", "error": {...}}`"""
+    OPENAI = "openai"  # `{"error": {...}}`
+    ANTHROPIC = "anthropic"  # `{"type": "error", "error": {...}}`
 
 
 class ErrorCode(StrEnum):
@@ -33,50 +31,32 @@ class ErrorCode(StrEnum):
         member._value_, member.status = code, status
         return member
 
-    MISSING_KEY = "missing_key", 401
-    """the request has no session key"""
-    UNKNOWN_KEY = "invalid_api_key", 401
-    """no session has this key"""
-    FOREIGN_KEY = "foreign_key", 403
-    """the key belongs to another session than the address"""
-    QUOTA = "quota_exceeded", 403
-    """the session has used up its turns or tokens; a retry does not help"""
-    NOT_FOUND = "not_found", 404
-    """nothing is served at this address"""
-    WRONG_METHOD = "wrong_method", 405
-    """the address is right, the method is not"""
-    CLOSED = "session_closed", 410
-    """the session has ended"""
-    EXPIRED = "session_expired", 410
-    """the session's lifetime is over"""
-    TOO_LARGE = "request_too_large", 413
-    """the body has more bytes than are accepted"""
-    MALFORMED = "malformed_request", 400
-    """the body is not a JSON object in UTF-8, or a value in it is not valid"""
+    MISSING_KEY = "missing_key", 401  # the request has no session key
+    UNKNOWN_KEY = "invalid_api_key", 401  # no session has this key
+    FOREIGN_KEY = "foreign_key", 403  # the key belongs to another session than the address
+    QUOTA = "quota_exceeded", 403  # the session has used up its turns or tokens; a retry does not help
+    NOT_FOUND = "not_found", 404  # nothing is served at this address
+    WRONG_METHOD = "wrong_method", 405  # the address is right, the method is not
+    CLOSED = "session_closed", 410  # the session has ended
+    EXPIRED = "session_expired", 410  # the session's lifetime is over
+    TOO_LARGE = "request_too_large", 413  # the body has more bytes than are accepted
+    MALFORMED = "malformed_request", 400  # the body is not a JSON object in UTF-8, or a value in it is not valid
     UNSUPPORTED = "unsupported_parameter", 400
     """a parameter whose tokens could not be recorded, or that cannot reach the replicas"""
-    OUT_OF_BOUNDS = "value_out_of_bounds", 400
-    """a value is larger, or nested deeper, than is accepted"""
+    OUT_OF_BOUNDS = "value_out_of_bounds", 400  # a value is larger, or nested deeper, than is accepted
     NO_PREVIOUS = "previous_response_not_found", 400
     """the response that this one would continue is not stored in the session"""
-    NO_ITEM = "item_not_found", 400
-    """an item that the input names is in no stored conversation of the session"""
-    NO_MODEL = "model_not_found", 404
-    """no model of this name is served"""
-    REUSED_KEY = "idempotency_key_reused", 422
-    """the idempotency key was sent before with another request"""
-    PROTOCOL = "protocol_version", 400
-    """the runner speaks another version of the protocol than the run"""
-    LEASE_UNKNOWN = "lease_unknown", 404
-    """there is no such lease"""
+    NO_ITEM = "item_not_found", 400  # an item that the input names is in no stored conversation of the session
+    NO_MODEL = "model_not_found", 404  # no model of this name is served
+    REUSED_KEY = "idempotency_key_reused", 422  # the idempotency key was sent before with another request
+    PROTOCOL = "protocol_version", 400  # the runner speaks another version of the protocol than the run
+    LEASE_UNKNOWN = "lease_unknown", 404  # there is no such lease
     LEASE_EXPIRED = "lease_expired", 410
     """the lease was lost for want of a sign of life: another runner has the task, or will have it"""
     LEASE_ENDED = "lease_ended", 409
     """the lease has ended: its result was accepted, it was given back, or the task is no longer wanted"""
-    REWARDED = "reward_exists", 409
-    """the session has another reward of this name already"""
-    BUSY = "rate_limit_exceeded", 429
-    """too many calls run now; a later retry helps"""
+    REWARDED = "reward_exists", 409  # the session has another reward of this name already
+    BUSY = "rate_limit_exceeded", 429  # too many calls run now; a later retry helps
 
 
 _OPENAI_TYPE = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}

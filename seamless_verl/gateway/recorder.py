@@ -62,8 +62,7 @@ MAX_REFUSED = 256  # recorded of one session: an agent may repeat a bad request 
 MAX_MESSAGE = 1000  # characters of a refusal's message that are recorded
 
 ANTHROPIC, CHAT = "msg_", "chatcmpl-"
-NUMBERED = {"cmpl-": "-", "resp_": "_"}
-"""What is between the id of a reply and the number of its engine request."""
+NUMBERED = {"cmpl-": "-", "resp_": "_"}  # What is between the id of a reply and the number of its engine request
 
 
 class JournalBuffer:

@@ -61,8 +61,7 @@ WHOLE_PROMPT_FIELDS = (
 """Request fields that need the whole conversation rendered."""
 PROMPT_FIELDS = ("add_special_tokens", "tool_choice", "response_format")
 """Request fields that shape the prompt, besides the conversation, its tools and the template's settings."""
-PROMPT_TEXT_FIELDS = ("echo", "return_prompt_text")
-"""Request fields that need the prompt's text, not only its ids."""
+PROMPT_TEXT_FIELDS = ("echo", "return_prompt_text")  # Request fields that need the prompt's text, not only its ids
 
 
 def is_short(value: Any) -> bool:

@@ -32,8 +32,7 @@ from seamless_verl.gateway.calls import ASKED, CallSource, SessionCall, gateway_
 from seamless_verl.journal import StoredCall, StoredSession
 from seamless_verl.trajectory.records import Finish, Segment, TokenChunk, tokens
 
-INTERRUPTED = "interrupted"
-"""In the stored reply of a call that ended with the run's processes, and not by its agent."""
+INTERRUPTED = "interrupted"  # In the stored reply of a call that ended with the run's processes, and not by its agent
 # An engine reports STOP for tool calls: they are parsed from the text, again when it is read again.
 ENGINE_FINISH = {Finish.STOP: Finish.STOP, Finish.TOOL_CALLS: Finish.STOP, Finish.LENGTH: Finish.LENGTH}
 

@@ -25,8 +25,7 @@ OUTPUT_LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
 """Names under which the APIs bound the output tokens of a call."""
 SCHEMA_FIELDS = ("tools", "response_format", "structured_outputs", "output_config", "text")
 """Fields with JSON schemas, which become grammars."""
-SCHEMAS_IN_TEXTS = ("json", "structural_tag")
-"""Fields of `structured_outputs` that may hold JSON in a text."""
+SCHEMAS_IN_TEXTS = ("json", "structural_tag")  # Fields of `structured_outputs` that may hold JSON in a text
 CLIENT_TOOLS = frozenset({None, "function"})
 """Types of tools that the agent runs; Anthropic's API has none, or `custom`."""
 CUSTOM, SCHEMA = "custom", "input_schema"

@@ -77,12 +77,9 @@ class SessionSampling(SettingsNode):
 class SessionState(StrEnum):
     """Whether a session accepts calls."""
 
-    OPEN = "open"
-    """it does"""
-    CLOSED = "closed"
-    """it was closed"""
-    EXPIRED = "expired"
-    """its lifetime is over"""
+    OPEN = "open"  # it does
+    CLOSED = "closed"  # it was closed
+    EXPIRED = "expired"  # its lifetime is over
 
 
 def seed_in(place: str, seed: int) -> int:

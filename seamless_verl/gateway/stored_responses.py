@@ -16,8 +16,7 @@ from typing import Any
 
 from seamless_verl.gateway.api_errors import ApiError, ErrorCode
 
-REFERENCE = "item_reference"
-"""The type of an input item that names another one."""
+REFERENCE = "item_reference"  # The type of an input item that names another one
 ITEM_PREFIXES = {"message": "msg", "reasoning": "rs", "function_call": "fc"}
 """What ids of items begin with, by the items' types."""
 

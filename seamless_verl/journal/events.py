@@ -94,14 +94,11 @@ class HandedOver:
 class GroupOutcome(StrEnum):
     """What became of a group that was handed over."""
 
-    TRAINED = "trained"
-    """it was trained"""
-    STALE = "stale"
-    """it was too old when the trainer could have taken it"""
+    TRAINED = "trained"  # it was trained
+    STALE = "stale"  # it was too old when the trainer could have taken it
     FILTERED = "filtered"
     """all its rewards were the same (`algorithm.filter_groups`), or a sampler dropped it: `reason` in its details"""
-    FAILED = "failed"
-    """too few of its sessions could be trained"""
+    FAILED = "failed"  # too few of its sessions could be trained
     DEFERRED = "deferred"
     """its step had enough groups without it: the prompt begins again under another uid (`seamless.tail_batching`)"""
     UNDONE = "undone"
@@ -153,8 +150,7 @@ BEGUN = "begun"
 RUN = "run"
 """The kinds of the events of a run's starts: its runner tasks began anew, and it went on from the weights of a version.
 What a restarted data plane needs; there is one of each a start."""
-LEASED = "leased"
-"""The kind of the event with which a lease begins; its detail names the lease's `session`."""
+LEASED = "leased"  # The kind of the event with which a lease begins; its detail names the lease's `session`
 UNDONE = "undone"
 """The kind of an event whose subject is a session: it was handed over, but what had its tokens is gone, as after a stop
 of the whole run. Readers count it as dropped, for the `reason` of the event."""

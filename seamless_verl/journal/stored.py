@@ -26,14 +26,10 @@ if TYPE_CHECKING:
 class Stage(StrEnum):
     """A session's stage. The order is the order of its life, and a session never returns to an earlier stage."""
 
-    OPEN = "open"
-    """its agent runs, or continues after a restart"""
-    CLOSED = "closed"
-    """it accepts no more calls; no consumer has received it"""
-    HANDING = "handing"
-    """its hand-over has begun: the consumer may have received all, a part or nothing"""
-    HANDED = "handed"
-    """its consumer has it; compaction may delete it"""
+    OPEN = "open"  # its agent runs, or continues after a restart
+    CLOSED = "closed"  # it accepts no more calls; no consumer has received it
+    HANDING = "handing"  # its hand-over has begun: the consumer may have received all, a part or nothing
+    HANDED = "handed"  # its consumer has it; compaction may delete it
 
 
 @dataclass(frozen=True)

@@ -12,36 +12,26 @@ from seamless_verl.errors import IntegrityError
 class DropReason(StrEnum):
     """Why a generated token is not trained."""
 
-    STALE = "stale"
-    """the staleness policy masked it"""
-    FORCED = "forced"
-    """it was sampled under a grammar that allowed no other token"""
-    GRAMMAR = "grammar"
-    """it was sampled under a grammar, of whose tokens none are trained"""
-    TOO_LONG = "too_long"
-    """it is beyond the maximum length of a sequence"""
+    STALE = "stale"  # the staleness policy masked it
+    FORCED = "forced"  # it was sampled under a grammar that allowed no other token
+    GRAMMAR = "grammar"  # it was sampled under a grammar, of whose tokens none are trained
+    TOO_LONG = "too_long"  # it is beyond the maximum length of a sequence
     PROMPT_TOO_LONG = "prompt_too_long"
     """the context before the first token to train is as long as a sequence may be, or longer"""
-    CANCELLED = "cancelled"
-    """its turn was cancelled, and no later turn replayed it: no agent acted on it"""
-    FAILED = "failed"
-    """its turn failed, and no later turn replayed it: no agent acted on it"""
+    CANCELLED = "cancelled"  # its turn was cancelled, and no later turn replayed it: no agent acted on it
+    FAILED = "failed"  # its turn failed, and no later turn replayed it: no agent acted on it
     SESSION = "session"
     """its whole session was dropped: failed, abandoned, expired, or with too few others left in its group"""
     RUNNER_LOST = "runner_lost"
     """its whole session was dropped: its runner was lost, and its task began again in another session"""
     TIMED_OUT = "timed_out"
     """its whole session was dropped: its agent was ended at its time limit, or at that of its group"""
-    REWARD = "reward"
-    """its whole session was dropped: what its score was is no finite number"""
-    GROUP = "group"
-    """its group was dropped after it was handed over: too old, or filtered"""
+    REWARD = "reward"  # its whole session was dropped: what its score was is no finite number
+    GROUP = "group"  # its group was dropped after it was handed over: too old, or filtered
     DEFERRED = "deferred"
     """its group was left over when its step had enough of them: the prompt begins again in a later step"""
-    PIVOT = "pivot"
-    """its session was the median of its group, by which an advantage estimator measures the others"""
-    VALIDATION = "validation"
-    """its session was of a validation, which trains nothing"""
+    PIVOT = "pivot"  # its session was the median of its group, by which an advantage estimator measures the others
+    VALIDATION = "validation"  # its session was of a validation, which trains nothing
 
 
 @dataclass(frozen=True)

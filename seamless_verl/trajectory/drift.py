@@ -44,12 +44,9 @@ class Cause(StrEnum):
 
     TEMPLATE = "template"
     """the same messages, rendered differently: a separator, dropped reasoning, another generation prompt"""
-    RETOKENIZATION = "retokenization"
-    """the same text, split into other tokens"""
-    COMPACTION = "compaction"
-    """the agent shortened the conversation or replaced it with a summary"""
-    AGENT_EDIT = "agent_edit"
-    """the agent changed, removed or added a message"""
+    RETOKENIZATION = "retokenization"  # the same text, split into other tokens
+    COMPACTION = "compaction"  # the agent shortened the conversation or replaced it with a summary
+    AGENT_EDIT = "agent_edit"  # the agent changed, removed or added a message
     TOOL_CALL_RESERIALIZATION = "tool_call_reserialization"
     """the agent wrote the same tool arguments as other JSON text"""
 

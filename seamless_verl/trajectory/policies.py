@@ -23,12 +23,10 @@ BoolArray: TypeAlias = NDArray[np.bool_]
 class GrammarTokens(StrEnum):
     """What is done with tokens that were sampled under a grammar (JSON schema, required or strict tool)."""
 
-    TRAIN_ALL = "train_all"
-    """they are trained like all others"""
+    TRAIN_ALL = "train_all"  # they are trained like all others
     MASK_FORCED = "mask_forced"
     """those are masked for which the grammar allowed no other token: the model did not choose them"""
-    MASK_ALL = "mask_all"
-    """all of them are masked"""
+    MASK_ALL = "mask_all"  # all of them are masked
 
     def forbids(self, labels: NDArray[np.uint8]) -> BoolArray:
         """Bool [R]: true for each token that is not trained, by its `Grammar` uint8 [R]."""

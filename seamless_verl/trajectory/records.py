@@ -18,16 +18,11 @@ TOKEN, LOGPROB = "i", "f"  # typecodes: 4 bytes each: a generated token takes 8 
 class Finish(StrEnum):
     """How a turn or a request to one replica ended."""
 
-    STOP = "stop"
-    """by the model's end token or a stop string"""
-    LENGTH = "length"
-    """by the token budget or the model's maximum length"""
-    TOOL_CALLS = "tool_calls"
-    """the model called tools"""
-    CANCELLED = "cancelled"
-    """the agent disconnected; the generated tokens stay on record"""
-    FAILED = "failed"
-    """no replica could continue; the generated tokens stay on record"""
+    STOP = "stop"  # by the model's end token or a stop string
+    LENGTH = "length"  # by the token budget or the model's maximum length
+    TOOL_CALLS = "tool_calls"  # the model called tools
+    CANCELLED = "cancelled"  # the agent disconnected; the generated tokens stay on record
+    FAILED = "failed"  # no replica could continue; the generated tokens stay on record
     CUT = "cut"
     """only of a request to one replica: a pause, a reclaim or a death aborted it, and its call continues elsewhere"""
 
@@ -35,12 +30,9 @@ class Finish(StrEnum):
 class Grammar(IntEnum):
     """How far a grammar (JSON schema, required or strict tool) chose a token."""
 
-    NONE = 0
-    """no grammar forbade anything there"""
-    CHOSEN = 1
-    """the model chose among the tokens that the grammar allowed"""
-    FORCED = 2
-    """the grammar allowed no other token"""
+    NONE = 0  # no grammar forbade anything there
+    CHOSEN = 1  # the model chose among the tokens that the grammar allowed
+    FORCED = 2  # the grammar allowed no other token
 
 
 def tokens(ids: Iterable[int]) -> array[int]:

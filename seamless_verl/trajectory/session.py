@@ -23,18 +23,13 @@ REWARD = "reward"
 class Closed(StrEnum):
     """Why a session was closed."""
 
-    FINISHED = "finished"
-    """its agent ended it, or returned"""
-    EXPIRED = "expired"
-    """its lifetime was over"""
-    FAILED = "failed"
-    """its agent or its environment broke"""
-    TIMED_OUT = "timed_out"
-    """its agent was ended at its time limit"""
+    FINISHED = "finished"  # its agent ended it, or returned
+    EXPIRED = "expired"  # its lifetime was over
+    FAILED = "failed"  # its agent or its environment broke
+    TIMED_OUT = "timed_out"  # its agent was ended at its time limit
     RUNNER_LOST = "runner_lost"
     """the runner that worked on it was lost, or gave it up; its task begins again in another session"""
-    ABANDONED = "abandoned"
-    """no agent resumed it, or its prompt is no longer needed"""
+    ABANDONED = "abandoned"  # no agent resumed it, or its prompt is no longer needed
 
 
 @dataclass(eq=False)
