@@ -1,7 +1,7 @@
 """Changes of an agent's chat messages before they are matched with the record and rendered.
 
 Agents write one conversation in several ways that mean the same. Here it gets one form, so that a session has one
-prompt for it. The record has the messages in this form.
+prompt for it. The record has the messages in this form. What is no message is left for vLLM to refuse.
 """
 
 from __future__ import annotations
@@ -13,8 +13,7 @@ from typing import Any
 from seamless_verl.trajectory.messages import ASSISTANT
 
 TOOL, SYSTEM, DEVELOPER = "tool", "system", "developer"
-RENDERED_TEXTS = ("refusal", "thinking")
-"""Types of parts whose text is under the type's name, and is rendered as any text."""
+RENDERED_TEXTS = ("refusal", "thinking")  # types of parts with a text under the type's name, rendered as any text
 
 
 def with_listed_contents(messages: Sequence[Any]) -> list[Any]:
@@ -22,18 +21,17 @@ def with_listed_contents(messages: Sequence[Any]) -> list[Any]:
 
     Of an empty list pydantic makes an iterator, which is read once and is no JSON.
     """
-    return [_with_listed_content(message) for message in messages]
 
+    def listed(message: Any) -> Any:
+        content = _field(message, "content")
+        given = isinstance(content, str | list | Mapping) or not isinstance(content, Iterable)
+        return message if given else {**message, "content": list(content)}
 
-def _with_listed_content(message: Any) -> Any:
-    content = message.get("content") if isinstance(message, Mapping) else None
-    if isinstance(content, str | list | Mapping) or not isinstance(content, Iterable):
-        return message
-    return {**message, "content": list(content)}
+    return list(map(listed, messages))
 
 
 def has_parts(messages: Sequence[Any]) -> bool:
-    return any(isinstance(message, Mapping) and isinstance(message.get("content"), list) for message in messages)
+    return any(isinstance(_field(message, "content"), list) for message in messages)
 
 
 def with_joined_texts(messages: Sequence[Any]) -> list[Any]:
@@ -42,36 +40,31 @@ def with_joined_texts(messages: Sequence[Any]) -> list[Any]:
     An agent may send the parts in one call and their text in the next. A reply is left as it is: the APIs give its
     parts no separator.
     """
-    return [_with_joined_text(message) for message in messages]
 
+    def joined(message: Any) -> Any:
+        content = _field(message, "content")
+        if not isinstance(content, list) or message.get("role") == ASSISTANT:
+            return message
+        texts = [_text_of(part) for part in content]
+        known = [text for text in texts if text is not None]
+        return {**message, "content": "\n".join(filter(None, known))} if len(known) == len(texts) else message
 
-def _with_joined_text(message: Any) -> Any:
-    content = message.get("content") if isinstance(message, Mapping) else None
-    if not isinstance(content, list) or message.get("role") == ASSISTANT:
-        return message
-    texts = [_text_of(part) for part in content]
-    known = [text for text in texts if text is not None]
-    return {**message, "content": "\n".join(filter(None, known))} if len(known) == len(texts) else message
-
-
-def _text_of(part: Any) -> str | None:
-    """None for what is no plain text."""
-    if isinstance(part, Mapping):
-        part = part.get("text") if part.get("type") == "text" else None
-    return part if isinstance(part, str) else None
+    return list(map(joined, messages))
 
 
 def has_developer(messages: Sequence[Any]) -> bool:
-    return any(_role(message) == DEVELOPER for message in messages)
+    return any(_field(message, "role") == DEVELOPER for message in messages)
 
 
 def developer_to_system(messages: Sequence[Any]) -> list[Any]:
     """The messages, with those of developers as system messages in their places; they bring no tools."""
-    return [_as_system(message) if _role(message) == DEVELOPER else message for message in messages]
 
+    def as_system(message: Any) -> Any:
+        if _field(message, "role") != DEVELOPER:
+            return message
+        return {name: value for name, value in message.items() if name != "tools"} | {"role": SYSTEM}
 
-def _as_system(message: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in message.items() if name != "tools"} | {"role": SYSTEM}
+    return list(map(as_system, messages))
 
 
 def parts_as_text(messages: Sequence[Any]) -> list[Any]:
@@ -80,27 +73,14 @@ def parts_as_text(messages: Sequence[Any]) -> list[Any]:
     Recorded ids are reused in conversations of texts. A `tool_reference` is none: what is rendered for it, if anything,
     is the chat template's own, and its name is no text that tells one message from another.
     """
-    return [_with_texts(message) if any(map(_is_rendered_text, _parts(message))) else message for message in messages]
 
+    def with_texts(message: Any) -> Any:
+        parts = _field(message, "content")
+        if not isinstance(parts, list) or not any(map(_is_rendered_text, parts)):
+            return message
+        return {**message, "content": [_as_text(part) if _is_rendered_text(part) else part for part in parts]}
 
-def _with_texts(message: Mapping[str, Any]) -> dict[str, Any]:
-    parts = [_as_text(part) if _is_rendered_text(part) else part for part in _parts(message)]
-    return {**message, "content": parts}
-
-
-def _as_text(part: Mapping[str, Any]) -> dict[str, Any]:
-    kind = part["type"]
-    return {name: value for name, value in part.items() if name != kind} | {"type": "text", "text": part[kind]}
-
-
-def _parts(message: Any) -> Sequence[Any]:
-    content = message.get("content") if isinstance(message, Mapping) else None
-    return content if isinstance(content, list) else ()
-
-
-def _is_rendered_text(part: Any) -> bool:
-    kind = part.get("type") if isinstance(part, Mapping) else None
-    return kind in RENDERED_TEXTS and isinstance(part.get(kind), str)
+    return list(map(with_texts, messages))
 
 
 def order_tool_results(messages: Sequence[Any]) -> list[Any]:
@@ -112,7 +92,7 @@ def order_tool_results(messages: Sequence[Any]) -> list[Any]:
     """
     ordered: list[Any] = []
     call_ids: list[str] = []
-    for role, group in groupby(messages, _role):
+    for role, group in groupby(messages, lambda message: _field(message, "role")):
         run = list(group)
         ordered += _in_order(run, call_ids) if role == TOOL else run
         call_ids = [call_id for message in run for call_id in _call_ids(message)] if role == ASSISTANT else []
@@ -121,26 +101,39 @@ def order_tool_results(messages: Sequence[Any]) -> list[Any]:
 
 def _in_order(results: list[Any], call_ids: Sequence[str]) -> list[Any]:
     places = {call_id: place for place, call_id in enumerate(call_ids)}
-    found = [_place(result, places) for result in results]
-    known = [place for place in found if place < len(places)]
-    if len(places) < len(call_ids) or len(set(known)) < len(known):
-        return results
-    return sorted(results, key=lambda result: _place(result, places))
 
+    def place_of(result: Any) -> int:
+        call_id = result.get("tool_call_id")
+        return places.get(call_id, len(places)) if isinstance(call_id, str) else len(places)
 
-def _place(result: Mapping[str, Any], places: Mapping[str, int]) -> int:
-    """The place of the result's call; behind all calls for one of an unknown id."""
-    call_id = result.get("tool_call_id")
-    return places.get(call_id, len(places)) if isinstance(call_id, str) else len(places)
+    known = [place for place in map(place_of, results) if place < len(places)]
+    unique = len(places) == len(call_ids) and len(set(known)) == len(known)
+    return sorted(results, key=place_of) if unique else results
 
 
 def _call_ids(message: Mapping[str, Any]) -> Iterator[str]:
-    """The ids of a message's calls; what is no call is for vLLM to refuse."""
     calls = message.get("tool_calls")
     for call in calls if isinstance(calls, list | tuple) else ():
-        if isinstance(call, Mapping) and isinstance(call_id := call.get("id"), str):
+        if isinstance(call_id := _field(call, "id"), str):
             yield call_id
 
 
-def _role(message: Any) -> Any:
-    return message.get("role") if isinstance(message, Mapping) else None
+def _text_of(part: Any) -> str | None:
+    """None for what is no plain text."""
+    if isinstance(part, Mapping):
+        part = part.get("text") if part.get("type") == "text" else None
+    return part if isinstance(part, str) else None
+
+
+def _is_rendered_text(part: Any) -> bool:
+    kind = _field(part, "type")
+    return kind in RENDERED_TEXTS and isinstance(part.get(kind), str)
+
+
+def _as_text(part: Mapping[str, Any]) -> dict[str, Any]:
+    kind = part["type"]
+    return {name: value for name, value in part.items() if name != kind} | {"type": "text", "text": part[kind]}
+
+
+def _field(message: Any, name: str) -> Any:
+    return message.get(name) if isinstance(message, Mapping) else None

@@ -7,7 +7,7 @@ gets numbers and returns numbers.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -28,11 +28,9 @@ SENT_WHEN_SET = (
     "thinking_token_budget",
 )
 """Fields of SamplingParams that are sent to a replica; stop strings and all other text stay in this process."""
-
 STREAM_INTERVAL = 16
 """Tokens that a replica may collect into one chunk when nobody reads along. A crash costs at most so many, and each
-chunk costs every process between the engine and the journal about the same, whatever its length. verl's own agent
-loops, whose calls no journal records, have a larger interval."""
+chunk costs every process between the engine and the journal about the same, whatever its length."""
 
 _FINISH = {Finish.STOP: FinishReason.STOP, Finish.LENGTH: FinishReason.LENGTH, Finish.CANCELLED: FinishReason.ABORT}
 _DEFAULTS = SamplingParams()
@@ -134,16 +132,10 @@ class Decoder:
 
 def _cut(chunk: TokenChunk, length: int, stop: int | str) -> TokenChunk:
     """The first `length` tokens, as the end of the call."""
-    return TokenChunk(
-        chunk.ids[:length],
-        chunk.logprobs[:length],
-        chunk.version,
-        chunk.replica,
-        Finish.STOP,
-        stop,
-        None if chunk.top is None else chunk.top[:length],
-        grammar=chunk.grammar[:length],
-    )
+    at = slice(length)
+    top = None if chunk.top is None else chunk.top[at]
+    kept = {"ids": chunk.ids[at], "logprobs": chunk.logprobs[at], "top": top, "grammar": chunk.grammar[at]}
+    return replace(chunk, finish_reason=Finish.STOP, stop_reason=stop, **kept)
 
 
 def logprob_rows(chunk: TokenChunk) -> LogprobsLists:

@@ -55,14 +55,11 @@ class RecordedPrefix:
 
 @dataclass(frozen=True)
 class PrefixMatch:
-    """The longest recorded prefix of a conversation, and the number of messages that it covers.
-
-    `rest` are the ids of what the agent added to the text of the last of these messages.
-    """
+    """The longest recorded prefix of a conversation, and the number of messages that it covers."""
 
     count: int
     prefix: RecordedPrefix
-    rest: Sequence[int] = ()
+    rest: Sequence[int] = ()  # ids of what the agent added to the text of the last of these messages
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,24 +1,18 @@
 """Records sessions in the journal: what it has returned from survives the gateway's death.
 
 `JournalBuffer` buffers journal events of running calls, so that those of many calls share one commit.
-`JournalRecorder` appends events through it, and keeps the record of each session.
-
-Owned state: the buffered events of each call and its appends under way; the record of each session from its opening
-until it is taken; the segments of running calls; the calls that a restart interrupted, until a retry continues them
-or their session ends.
+`JournalRecorder` appends events through it, and keeps the record of each session from its opening until it is taken.
 
 Invariants of the buffer:
 - A call's events reach the journal in their order.
 - What nobody awaits is appended FLUSH_S after the call's first buffered token, or as soon afterwards as the call's
-  last append is done; at the same time for all calls.
+  last append is done: it has at most one under way that nobody awaits, so a slow journal is not flooded.
 - Who awaits an append gets the error of any earlier append of its call.
-- A call has at most one append under way that nobody awaits, so a journal that falls behind is not flooded.
 
 Invariants of the recorder:
 - A call is in the journal from its first tokens on, or from its end: of a call that a restart forgot, the agent has
-  seen nothing.
+  seen nothing. A call's last tokens and its end are one append.
 - A session's record holds the turns whose end is in the journal, and their tokens are the journal's.
-- A call's last tokens and its end are one append: no call has all its tokens on record and no end.
 - When a session is closed, every call of it has an end on record.
 - A call whose end the journal refuses, as for a value that cannot be written, is on record as FAILED with all its
   tokens: they are dropped for that reason, and none is lost from the account.
@@ -137,9 +131,9 @@ class JournalRecorder:
         self._journal, self._on_closed = journal, on_closed
         self._buffer = JournalBuffer(journal)
         self._records: dict[str, SessionRecord] = {}
-        self._segments: dict[str, list[Segment]] = {}
+        self._segments: dict[str, list[Segment]] = {}  # of running calls
         self._last_chunks: dict[str, TokenChunk] = {}
-        self._interrupted_calls: dict[str, dict[str, StoredCall]] = {}
+        self._interrupted_calls: dict[str, dict[str, StoredCall]] = {}  # by a restart; until continued, or closed
 
     async def open_session(self, session: Session) -> None:
         opened = SessionOpened(session.session_id, session.uid, session.stored_settings(), session.opened_at)
@@ -198,15 +192,12 @@ class JournalRecorder:
         self._records[call.session_id].add_turn(turn)
 
     async def _end_refused(self, call: SessionCall, segments: list[Segment], events: list[Event]) -> dict[str, Any]:
-        """Ends a call as FAILED, without what was refused; returns its request as it is on record.
-
-        `events` were refused with its end. Its start was, too, if the journal has no such call.
-        """
+        """Ends a call as FAILED, without its end and `events`, which were refused; returns its request on record."""
         end = CallEnded(call.call_id, Finish.FAILED, {})
         try:
             await self._journal.append(*(one for one in events if isinstance(one, ChunkAppended)), end)
             return call.stored_request()
-        except JournalOrderError:
+        except JournalOrderError:  # its start was refused, too
             bare = replace(call, request={})
             chunks = [ChunkAppended(call.call_id, segment.chunk()) for segment in segments]
             await self._journal.append(_started(bare), *chunks, end)
@@ -266,9 +257,9 @@ class JournalRecorder:
         if interrupted_calls:
             self._interrupted_calls[stored.session_id] = interrupted_calls
         for call_id, call in interrupted_calls.items():
-            self._segments[call_id] = []
+            segments = self._segments[call_id] = list[Segment]()
             for segment in call.segments:
-                append_chunk(self._segments[call_id], segment)
+                append_chunk(segments, segment)
 
     def record(self, session_id: str) -> SessionRecord:
         """The session's record so far; raises KeyError for one that was taken, or is unknown."""

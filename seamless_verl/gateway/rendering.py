@@ -5,8 +5,7 @@ recorded ids. Of a prompt that continues a recorded conversation only the new me
 was rendered a moment ago is not rendered again.
 
 vLLM renders and tokenizes in a thread of its own, so that a long prompt delays no other request. For a short prompt
-the hand-over costs more than the work, for both threads and the interpreter lock between them; so short prompts are
-rendered in the event loop's thread.
+the hand-over costs more than the work; so short prompts are rendered in the event loop's thread.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ from seamless_verl.gateway.chat_messages import (
 )
 from seamless_verl.gateway.continuation import Continuation
 from seamless_verl.gateway.http import COUNT_TOKENS_PATH
-from seamless_verl.gateway.prefix_index import ExtendedReply, PrefixMatch, prefix_seed, text_only
+from seamless_verl.gateway.prefix_index import PrefixMatch, prefix_seed, text_only
 from seamless_verl.gateway.request_context import CURRENT, Rendered, RequestContext
 from seamless_verl.gateway.request_rules import OUTPUT_LIMITS
 from seamless_verl.gateway.serving import shows_later_system
@@ -48,15 +47,10 @@ from seamless_verl.trajectory.records import tokens
 
 REUSED: ContextVar[list[int] | None] = ContextVar("reused prompt", default=None)
 INLINE_CHARACTERS = 4096  # the longest text that is rendered in the event loop's thread: a millisecond's work
-
 MAX_TEMPLATES = 8  # of which it is kept what they do with a later system message
-
 NOT_TEMPLATE_SETTINGS = ("add_generation_prompt", "continue_final_message", "tools", "tokenize", "documents")
 WHOLE_PROMPT_FIELDS = (
-    "truncate_prompt_tokens",
-    "return_assistant_tokens_mask",
-    "return_token_offsets",
-    "chat_template",
+    *("truncate_prompt_tokens", "return_assistant_tokens_mask", "return_token_offsets", "chat_template"),
 )
 """Request fields that need the whole conversation rendered."""
 PROMPT_FIELDS = ("add_special_tokens", "tool_choice", "response_format")
@@ -94,10 +88,10 @@ def tokenize_inline(renderer: BaseRenderer) -> None:
 
 
 def leave_length_to_us(renderer: BaseRenderer, limit: int) -> None:
-    """Makes a renderer tokenize prompts of any length, where it would leave room for as many tokens as were asked for.
+    """Makes a renderer tokenize prompts of any length: a reply gets the room that its prompt leaves.
 
-    A reply gets the room that its prompt leaves. A prompt that leaves none is refused by `check_length`, with its
-    length, which clients of the real services read. Completions are checked here, for they have no chat.
+    vLLM's would leave room for as many tokens as were asked for. A prompt that leaves none is refused by
+    `check_length`, with its length, which clients of the real services read.
     """
     tokenize, render = renderer.tokenize_prompts_async, renderer.render_cmpl_async
 
@@ -108,7 +102,7 @@ def leave_length_to_us(renderer: BaseRenderer, limit: int) -> None:
             params = replace(params, max_output_tokens=1)
         return await tokenize(prompts, params)
 
-    async def run_completion(*args: Any, **options: Any) -> Any:
+    async def run_completion(*args: Any, **options: Any) -> Any:  # checked here, for it has no chat
         rendered = await render(*args, **options)
         for prompt in rendered:
             check_length(prompt.get("prompt_token_ids"), limit)
@@ -181,30 +175,22 @@ class SessionRenderer(chat_renderer()):  # type: ignore[misc]
         **options: Any,
     ) -> tuple[list[Any], list[Any]]:
         _check_messages(messages)
-        messages = self._in_one_form(
-            request, with_listed_contents(messages), tool_dicts, default_template_content_format
-        )
+        content_format, tools = default_template_content_format, tool_dicts
+        messages = self._in_one_form(request, with_listed_contents(messages), tools, content_format)
         context = CURRENT.get()
         ids = key = None
         if context is not None:
-            params = request.build_chat_params(default_template, default_template_content_format)
+            params = request.build_chat_params(default_template, content_format)
             settings = params.with_defaults(default_template_kwargs).chat_template_kwargs
-            context.rendered = _rendered(request, messages, tool_dicts, parser, settings)
-            ids = await self._continue_recorded(context, settings, default_template_content_format)
+            context.rendered = _rendered(request, messages, tools, parser, settings)
+            ids = await self._continue_recorded(context, settings, content_format)
             if ids is None and (key := _cache_key(context.rendered, settings)) is not None:
-                ids = self._cached(key)
+                cached = self._prompts.get(key)
+                ids = None if cached is None else cached.tolist()
         reused = REUSED.set(ids)
         try:
-            result: tuple[list[Any], list[Any]] = await super().preprocess_chat(
-                request,
-                messages,
-                default_template,
-                default_template_content_format,
-                default_template_kwargs,
-                tool_dicts,
-                parser,
-                **options,
-            )
+            given = (default_template, content_format, default_template_kwargs, tools, parser)
+            result: tuple[list[Any], list[Any]] = await super().preprocess_chat(request, messages, *given, **options)
         finally:
             REUSED.reset(reused)
         prompt_ids = result[1][0].get("prompt_token_ids")
@@ -232,20 +218,14 @@ class SessionRenderer(chat_renderer()):  # type: ignore[misc]
             messages = with_joined_texts(messages)
         if not has_developer(messages):
             return messages
-        tokenizer = self.renderer.get_tokenizer()
-        template = hf.resolve_chat_template(
-            tokenizer, chat_template=self.chat_template, tools=tools, model_config=self.model_config
-        )
+        given = {"chat_template": self.chat_template, "tools": tools, "model_config": self.model_config}
+        template = hf.resolve_chat_template(self.renderer.get_tokenizer(), **given)
         return developer_to_system(messages) if self._takes_developer_as_system(template) else messages
 
     def _find_developer_as_system(self, template: str | None) -> bool:
         if template is None or any(quoted in template for quoted in ("'developer'", '"developer"')):
             return False
         return shows_later_system(self.renderer.get_tokenizer(), template)
-
-    def _cached(self, key: bytes) -> list[int] | None:
-        ids = self._prompts.get(key)
-        return None if ids is None else ids.tolist()
 
     async def _continue_recorded(
         self, context: RequestContext, settings: Mapping[str, Any], content_format: Any
@@ -259,29 +239,25 @@ class SessionRenderer(chat_renderer()):  # type: ignore[misc]
         covered = match.count if match is not None else 0
         extended = context.session.prefixes.find_extended(rendered.seed, rendered.messages, covered)
         if extended is not None:
-            match = await self._rejoin(self._continuation, extended) or match
+            rejoin = partial(self._continuation.rejoin, extended)
+            match = (rejoin() if is_short(extended.sent) else await asyncio.to_thread(rejoin)) or match
         if match is None:
             return None
         ids = await self._extend(self._continuation, rendered, match, content_format)
-        if ids is None or (_truncates(rendered.request) and not self._fits(len(ids), rendered.request)):
+        if ids is None:
             return None
+        asked = getattr(rendered.request, "max_output_tokens", None) or 1
+        if _truncates(rendered.request) and len(ids) + asked > self.model_config.max_model_len:
+            return None  # vLLM cuts it
         context.rendered = replace(rendered, match=match)
         return ids
-
-    def _fits(self, prompt: int, request: Any) -> bool:
-        """Whether a prompt of so many ids leaves the room that is asked for the reply, for which vLLM cuts others."""
-        asked = getattr(request, "max_output_tokens", None) or 1
-        return bool(prompt + asked <= self.model_config.max_model_len)
-
-    async def _rejoin(self, continuation: Continuation, extended: ExtendedReply) -> PrefixMatch | None:
-        if is_short(extended.sent):
-            return continuation.rejoin(extended)
-        return await asyncio.to_thread(continuation.rejoin, extended)
 
     async def _extend(
         self, continuation: Continuation, rendered: Rendered, match: PrefixMatch, content_format: Any
     ) -> list[int] | None:
-        conversation = self._parse_messages(rendered, content_format)
+        content_format = self._content_format(rendered.tools, content_format)
+        parsed = parse_chat_messages(list(rendered.messages), self.model_config, content_format=content_format)
+        conversation = list(parsed[0])
         if len(conversation) != len(rendered.messages):
             return None
         recorded, settings = match.prefix.ids(), rendered.settings
@@ -291,12 +267,6 @@ class SessionRenderer(chat_renderer()):  # type: ignore[misc]
         if is_short(new_messages) and is_short(rendered.tools):
             return extend()
         return await asyncio.to_thread(extend)  # a long tool result takes long to tokenize
-
-    def _parse_messages(self, rendered: Rendered, content_format: Any) -> list[Any]:
-        """The messages in the form that templates expect, by vLLM's own parser."""
-        content_format = self._content_format(rendered.tools, content_format)
-        parsed = parse_chat_messages(list(rendered.messages), self.model_config, content_format=content_format)
-        return list(parsed[0])
 
     def _content_format(self, tools: list[dict[str, Any]] | None, given: Any) -> Any:
         """Whether the template takes contents as one text, "string", or as a list of parts, "openai"."""
@@ -310,8 +280,7 @@ class SessionRenderer(chat_renderer()):  # type: ignore[misc]
 
 
 def _check_messages(messages: Sequence[Any]) -> None:
-    """Raises VLLMValidationError for an item that is not a message: the Responses API has kinds of items that vLLM
-    does not convert."""
+    """Raises VLLMValidationError for an item of the Responses API that vLLM does not convert to a message."""
     for message in messages:
         if isinstance(message, Mapping) and not isinstance(message.get("role"), str):
             kind = message.get("type")

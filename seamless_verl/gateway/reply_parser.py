@@ -90,8 +90,10 @@ class _ConsistentParser:
         request = super().adjust_request(request)  # type: ignore[misc]
         if outputs is not None:
             request.structured_outputs = outputs  # also in the place of the grammar for strict tools, which it contains
-        else:
-            _note_dropped_schema()
+            return request
+        warn_of_dropped_schemas()
+        if (context := CURRENT.get()) is not None:
+            context.dropped_schema = True
         return request
 
     def parse_reply(self, text: str, request: Any, ids: Sequence[int], *, auto_tools: bool = True) -> ParsedReply:
@@ -111,16 +113,13 @@ class _ConsistentParser:
         if calls:
             return ParsedReply(reasoning, content, calls)
         reply = self._as_text(text, request, errors[0] if errors else None)
-        if not reply.malformed and _requires_call(request) and (reply.content or "").strip():
+        required = request.tool_choice not in (None, "auto", "none")
+        if not reply.malformed and required and (reply.content or "").strip():
             return ParsedReply(reply.reasoning, reply.content, (), "a call was required, and none can be read")
         return reply
 
     def parse(
-        self,
-        model_output: str,
-        request: Any,
-        enable_auto_tools: bool = False,
-        model_output_token_ids: Sequence[int] = (),
+        self, model_output: str, request: Any, enable_auto_tools: bool = False, model_output_token_ids: Any = ()
     ) -> tuple[str | None, str | None, list[Any] | None]:
         reply = self.parse_reply(model_output, request, model_output_token_ids, auto_tools=enable_auto_tools)
         return reply.reasoning, reply.content, list(reply.calls) or None
@@ -148,8 +147,8 @@ class _ConsistentParser:
             except Exception as error:  # the end of the stream gives what the whole reply's parser finds
                 logger.debug("streamed later: %s", error)
                 delta = None
-        reasoning = self._thoughts((delta.reasoning if delta is not None else None) or "")
-        content = self._visible((delta.content if delta is not None else None) or "", request)
+        reasoning = self._thoughts(getattr(delta, "reasoning", None) or "")
+        content = self._visible(getattr(delta, "content", None) or "", request)
         self._sent_reasoning += reasoning
         self._sent_content += content
         if finished:
@@ -175,8 +174,10 @@ class _ConsistentParser:
         return list(ids[begin:])
 
     def _visible(self, content: str, request: Any) -> str:
-        """The text but for white space that is not known yet to be the whole reply's: at its beginning, of which vLLM
-        0.24 loses some after thoughts, and at its end, which does not count before a tool call."""
+        """The text but for white space that is not known yet to be the whole reply's.
+
+        At its beginning vLLM 0.24 loses some after thoughts; at its end it does not count before a tool call.
+        """
         content, self._held = self._held + content, ""
         if not self._sent_content:
             if not content.strip():
@@ -220,16 +221,6 @@ def offers_tools(request: Any) -> bool:
     return bool(request.tools) and request.tool_choice != "none"
 
 
-def _note_dropped_schema() -> None:
-    warn_of_dropped_schemas()
-    if (context := CURRENT.get()) is not None:
-        context.dropped_schema = True
-
-
-def _requires_call(request: Any) -> bool:
-    return request.tool_choice not in (None, "auto", "none")
-
-
 def _delta(reasoning: str, content: str, calls: Sequence[Any] = ()) -> Any:
     """A part of a stream; None for an empty one."""
     if not (reasoning or content or calls):
@@ -238,14 +229,13 @@ def _delta(reasoning: str, content: str, calls: Sequence[Any] = ()) -> Any:
     if content:
         fields["content"] = content
     if calls:
-        fields["tool_calls"] = [_whole_call(index, call) for index, call in enumerate(calls)]
+        functions = [DeltaFunctionCall(name=call.name, arguments=call.arguments) for call in calls]
+        ids = [getattr(call, "id", None) or make_tool_call_id() for call in calls]
+        whole = enumerate(zip(ids, functions, strict=True))
+        fields["tool_calls"] = [
+            DeltaToolCall(index=index, id=name, type="function", function=one) for index, (name, one) in whole
+        ]
     return DeltaMessage(**fields)
-
-
-def _whole_call(index: int, call: Any) -> Any:
-    function = DeltaFunctionCall(name=call.name, arguments=call.arguments)
-    identity = getattr(call, "id", None) or make_tool_call_id()
-    return DeltaToolCall(index=index, id=identity, type="function", function=function)
 
 
 def _remaining(whole: str | None, sent: str) -> str:

@@ -23,49 +23,37 @@ from seamless_verl.journal import StoredCall
 
 @dataclass(frozen=True)
 class Rendered:
-    """What a prompt was rendered from: the request in vLLM's chat form, and the parser of its reply.
-
-    `match` is the recorded prefix that the prompt begins with, if any; `settings` are the chat template's; `seed`
-    identifies tools and settings in the prefix index.
-    """
+    """What a prompt was rendered from: the request in vLLM's chat form, and the parser of its reply."""
 
     request: Any
     messages: Sequence[Mapping[str, Any]]
     tools: list[dict[str, Any]] | None
     parser: Any
-    settings: Mapping[str, Any]
-    seed: bytes
-    match: PrefixMatch | None = None
+    settings: Mapping[str, Any]  # of the chat template
+    seed: bytes  # identifies tools and settings in the prefix index
+    match: PrefixMatch | None = None  # the recorded prefix that the prompt begins with
 
 
 @dataclass(eq=False)
 class RequestContext:
-    """A running request. `number` counts the session's requests; `attempt` holds the outputs of its calls.
-
-    `is_retry`: an earlier request began the attempt. `dropped_tools` are the types of hosted tools that were left out.
-    `replaced_media` are the kinds of images and the like that became placeholders.
-    `previous` is the stored response that this one continues, `referenced` has the stored items that its input names,
-    by id, and `response_id` names this one where it will be stored.
-    `overflow` is set when the prompt was refused for its length; `dropped_schema`, when the JSON schema of its reply
-    was left out.
-    """
+    """A running request."""
 
     session: Session
-    number: int
+    number: int  # of the session's requests
     path: str
     body: Mapping[str, Any]
     digest: str
-    attempt: Attempt
-    is_retry: bool = False
+    attempt: Attempt  # has the outputs of its calls
+    is_retry: bool = False  # an earlier request began the attempt
     rendered: Rendered | None = None
-    calls_begun: int = field(default=0)
-    dropped_tools: tuple[str, ...] = ()
-    replaced_media: tuple[str, ...] = ()
-    previous: StoredResponse | None = None
-    referenced: Mapping[str, Any] = field(default_factory=dict)
-    response_id: str | None = None
-    overflow: Overflow | None = None
-    dropped_schema: bool = False
+    calls_begun: int = 0
+    dropped_tools: tuple[str, ...] = ()  # types of hosted tools that were left out
+    replaced_media: tuple[str, ...] = ()  # kinds of images and the like that became placeholders
+    previous: StoredResponse | None = None  # that this one continues
+    referenced: Mapping[str, Any] = field(default_factory=dict)  # stored items that its input names, by id
+    response_id: str | None = None  # under which its response will be stored
+    overflow: Overflow | None = None  # set when the prompt was refused for its length
+    dropped_schema: bool = False  # the JSON schema of its reply was left out
 
     def next_call(self) -> tuple[int, str]:
         """The next call's index in the request, and its id, unique in its session."""
@@ -114,10 +102,6 @@ def current_request() -> RequestContext:
 
 
 def digest_of(path: str, body: Mapping[str, Any]) -> str:
-    """Equal for requests of equal content, however their JSON is written.
-
-    Raises:
-        UnicodeEncodeError: a text in it is not Unicode.
-    """
+    """Equal for requests of equal content, however their JSON is written; UnicodeEncodeError for no Unicode."""
     canonical = json.dumps([path, body], sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     return blake2b(canonical.encode(), digest_size=16).hexdigest()

@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, Literal, TypeAlias
 
 from seamless_verl.gateway.api_errors import ApiError, ErrorCode
@@ -89,33 +90,31 @@ class Changes:
 
 
 def count_calls(body: Mapping[str, Any], rules: RequestRules) -> int:
-    """The request's calls: its choices, for each of its prompts. Values of a wrong type are for vLLM to refuse.
+    """The request's calls: its choices, for each of its prompts; raises ApiError for more than `max_choices`.
 
-    Raises:
-        ApiError: they are more than `max_choices`.
+    Values of a wrong type are for vLLM to refuse, which takes digits in a text for a number, too.
     """
-    prompt = body.get("prompt")
-    several = isinstance(prompt, list) and prompt and not isinstance(prompt[0], int)
-    prompts = len(prompt) if several and isinstance(prompt, list) else 1
-    calls = _whole_number(body.get("n")) * prompts
+    prompt = _list(body.get("prompt"))
+    prompts = len(prompt) if prompt and not isinstance(prompt[0], int) else 1
+    choices = body.get("n")
+    try:
+        calls = prompts * max(int(choices), 1) if isinstance(choices, (int, float, str)) else prompts
+    except (ValueError, OverflowError):
+        calls = prompts
     if calls > rules.max_choices:
-        message = f"{_shown(calls)} choices in one request: at most {rules.max_choices} are served"
+        shown = str(calls) if calls < 1_000_000_000 else "More than a billion"
+        message = f"{shown} choices in one request: at most {rules.max_choices} are served"
         raise ApiError(ErrorCode.OUT_OF_BOUNDS, message, param="prompt" if prompts > rules.max_choices else "n")
     return calls
 
 
-def _whole_number(value: object) -> int:
-    """The number that vLLM would read, which takes digits in a text for a number, too; at least 1."""
-    if not isinstance(value, (int, float, str)):
-        return 1
-    try:
-        return max(int(value), 1)
-    except (ValueError, OverflowError):
-        return 1
+def _mapping(value: object) -> Mapping[str, Any]:
+    """The value if it is an object, else an empty one: what has another type is for vLLM to refuse."""
+    return value if isinstance(value, Mapping) else {}
 
 
-def _shown(number: int) -> str:
-    return str(number) if number < 1_000_000_000 else "More than a billion"
+def _list(value: object) -> list[Any]:
+    return value if isinstance(value, list) else []
 
 
 def changes_for(
@@ -145,10 +144,8 @@ def changes_for(
             overrides[name] = context
     if (mode := allowed_tools_mode(body.get("tool_choice"))) is not None:
         overrides["tool_choice"] = mode
-    items = body.get("input")
-    unread = isinstance(items, list) and any(map(is_unread_message, items))
-    tools = body.get("tools")
-    given = tools if isinstance(tools, list) else []
+    unread = any(map(is_unread_message, _list(body.get("input"))))
+    given = _list(body.get("tools"))
     dropped = {place: tool["type"] for place, tool in enumerate(given) if _is_hosted(tool, namespaces)}
     if rules.hosted_tools == "refuse":
         if dropped:
@@ -163,23 +160,18 @@ def changes_for(
 
 
 def _is_hosted(tool: object, namespaces: bool) -> bool:
-    """Whether a service would run the tool itself, or no call of it can be read.
-
-    Anything that is no tool is for vLLM to refuse.
-    """
-    kind = tool.get("type") if isinstance(tool, Mapping) else None
+    """Whether a service would run the tool itself, or no call of it can be read."""
+    kind = _mapping(tool).get("type")
     if kind == NAMESPACE and namespaces and _functions(tool):
         return False
-    if kind == CUSTOM and isinstance(tool, Mapping):
-        return SCHEMA not in tool
+    if kind == CUSTOM:
+        return SCHEMA not in _mapping(tool)
     return isinstance(kind, str) and kind not in CLIENT_TOOLS
 
 
 def _functions(tool: object) -> list[Mapping[str, Any]]:
     """The functions of a namespace."""
-    inner = tool.get("tools") if isinstance(tool, Mapping) else None
-    members = inner if isinstance(inner, list) else []
-    return [member for member in members if isinstance(member, Mapping) and member.get("type") == "function"]
+    return [member for member in _list(_mapping(tool).get("tools")) if _mapping(member).get("type") == "function"]
 
 
 def _fields_without_tools(choice: object, kept: Sequence[Any], dropped: Mapping[int, str]) -> frozenset[str]:
@@ -196,14 +188,12 @@ def _fields_without_tools(choice: object, kept: Sequence[Any], dropped: Mapping[
     return frozenset({"tool_choice"}) if gone else frozenset()
 
 
-def _names(tools: Iterable[Any]) -> Iterable[str]:
+def _names(tools: Iterable[Any]) -> Iterator[str]:
     for tool in tools:
         yield from _names(_functions(tool))
-        if isinstance(tool, Mapping):
-            function = tool.get("function")
-            name = (function if isinstance(function, Mapping) else tool).get("name")
-            if isinstance(name, str):
-                yield name
+        function = _mapping(tool).get("function")
+        if isinstance(name := _mapping(function if isinstance(function, Mapping) else tool).get("name"), str):
+            yield name
 
 
 def check_schemas(body: Mapping[str, Any], limit: int) -> None:
@@ -215,20 +205,18 @@ def check_schemas(body: Mapping[str, Any], limit: int) -> None:
         raise ApiError(ErrorCode.MALFORMED, "structured_outputs must be an object", param="structured_outputs")
     for name in SCHEMA_FIELDS:
         value = _with_read_texts(body.get(name)) if name == "structured_outputs" else body.get(name)
-        if isinstance(value, (dict, list)) and is_deeper(value, limit):
+        if not isinstance(value, (dict, list)):
+            continue
+        if is_deeper(value, limit):
             message = f"{name} has objects and lists nested more than {limit} deep. Use a flatter schema"
             raise ApiError(ErrorCode.OUT_OF_BOUNDS, message, param=name)
-        if isinstance(value, (dict, list)) and _is_larger(value):
+        if _is_larger(value):
             message = f"{name} has more than {MAX_VALUES} values, or {MAX_TEXT} characters. Use a smaller schema"
             raise ApiError(ErrorCode.OUT_OF_BOUNDS, message, param=name)
 
 
 def _with_read_texts(value: object) -> object:
-    """With the schemas that are texts of JSON as objects, since vLLM reads them too.
-
-    Raises:
-        ApiError: one is no JSON.
-    """
+    """With the schemas that are texts of JSON as objects, since vLLM reads them too; raises ApiError for no JSON."""
     if not isinstance(value, dict):
         return value
     texts = {name: value[name] for name in SCHEMAS_IN_TEXTS if isinstance(value.get(name), str)}
@@ -298,14 +286,14 @@ def is_unread_message(item: object) -> bool:
     The Vercel AI SDK sends assistants' messages without a type: vLLM finds no such item, or takes one with an id for a
     reference to an item. Of an assistant's message vLLM reads the first text alone, and no refusal.
     """
-    content = item.get("content") if isinstance(item, Mapping) else None
-    if not isinstance(item, Mapping) or not isinstance(content, list) or not isinstance(item.get("role"), str):
+    fields = _mapping(item)
+    content, role = fields.get("content"), fields.get("role")
+    if not isinstance(content, list) or not isinstance(role, str):
         return False
-    if item.get("type") is None:
+    if (kind := fields.get("type")) is None:
         return True
-    if item["type"] != MESSAGE or item["role"] != ASSISTANT:
-        return False
-    return len(content) != 1 or _kind(content[0]) == REFUSAL
+    alone = len(content) == 1 and _mapping(content[0]).get("type") != REFUSAL
+    return bool(kind == MESSAGE and role == ASSISTANT and not alone)
 
 
 def readable_items(items: Sequence[Any]) -> list[Any]:
@@ -324,14 +312,9 @@ def _readable(item: Mapping[str, Any]) -> dict[str, Any]:
 
 def text_of(part: object) -> str | None:
     """The text of a part of an assistant's message, also that of a refusal; None for what is none."""
-    if not isinstance(part, Mapping):
-        return None
-    text = part.get(REFUSAL if _kind(part) == REFUSAL else "text")
+    fields = _mapping(part)
+    text = fields.get(REFUSAL if fields.get("type") == REFUSAL else "text")
     return text if isinstance(text, str) else None
-
-
-def _kind(part: object) -> object:
-    return part.get("type") if isinstance(part, Mapping) else None
 
 
 def allowed_tools_mode(choice: object) -> str | None:
@@ -339,7 +322,7 @@ def allowed_tools_mode(choice: object) -> str | None:
 
     The prompt shows all tools, as with the real service, where the choice exists to leave the prompt as it is.
     """
-    mode = allowed.get("mode") if (allowed := _allowed(choice)) is not None else None
+    mode = _mapping(_allowed(choice)).get("mode")
     return mode if mode in MODES else None
 
 
@@ -352,22 +335,15 @@ def allowed_names(choice: object) -> set[str] | None:
     """The names of the functions that a choice allows; None for another choice."""
     if (allowed := _allowed(choice)) is None:
         return None
-    tools = allowed.get("tools")
-    functions = [_function(tool) for tool in (tools if isinstance(tools, list) else ())]
+    functions = [_mapping(_mapping(tool).get("function", tool)) for tool in _list(allowed.get("tools"))]
     return {name for function in functions if isinstance(name := function.get("name"), str)}
 
 
 def _allowed(choice: object) -> Mapping[str, Any] | None:
     """What a choice of `allowed_tools` says: in chats within a field of this name, in responses beside its type."""
-    if not isinstance(choice, Mapping) or choice.get("type") != ALLOWED_TOOLS:
-        return None
-    inner = choice.get(ALLOWED_TOOLS, choice)
+    fields = _mapping(choice)
+    inner = fields.get(ALLOWED_TOOLS, choice) if fields.get("type") == ALLOWED_TOOLS else None
     return inner if isinstance(inner, Mapping) else None
-
-
-def _function(tool: object) -> Mapping[str, Any]:
-    found = tool.get("function", tool) if isinstance(tool, Mapping) else None
-    return found if isinstance(found, Mapping) else {}
 
 
 def without_hosted(included: Sequence[Any]) -> list[Any]:
@@ -377,60 +353,53 @@ def without_hosted(included: Sequence[Any]) -> list[Any]:
 
 def media_in(body: Mapping[str, Any]) -> list[str]:
     """The kinds of all media in a body's messages, in their order."""
-    return [
-        kind for field in TEXT_TYPES for part in _parts_in(body.get(field)) if (kind := media_kind(part)) is not None
-    ]
+    parts = (part for name in TEXT_TYPES for part in _parts_in(body.get(name)))
+    return [kind for part in parts if (kind := media_kind(part)) is not None]
 
 
 def replace_media(body: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of the body that hold messages, as new lists in which all media are placeholders."""
-    return {
-        field: [_entry(entry, text) for entry in entries]
-        for field, text in TEXT_TYPES.items()
-        if isinstance(entries := body.get(field), list)
-    }
+    lists = _lists(body, *TEXT_TYPES)
+    return {name: [_without_media(entry, TEXT_TYPES[name]) for entry in entries] for name, entries in lists.items()}
 
 
 def media_kind(part: object) -> str | None:
     """What a part of a message holds that is no text: one of MEDIA_KINDS; None for a text, and for what is no part."""
-    if not isinstance(part, Mapping):
-        return None
-    names = [part["type"]] if isinstance(part.get("type"), str) else list(part)
+    fields = _mapping(part)
+    names = [fields["type"]] if isinstance(fields.get("type"), str) else list(fields)
     return next((kind for kind in MEDIA_KINDS for name in names if kind in str(name).split("_")), None)
 
 
 def _parts_in(entries: object) -> Iterator[Any]:
     """Of messages and, in the Responses API, of outputs of calls; also of a call's result in Anthropic's messages."""
-    for entry in entries if isinstance(entries, list) else ():
-        for parts in _lists(entry, "content", "output").values():
-            for part in parts:
-                yield from _lists(part, "content").get("content", [part])
+    for entry in _list(entries):
+        for part in chain.from_iterable(_lists(entry, "content", "output").values()):
+            yield from _lists(part, "content").get("content", [part])
 
 
 def _lists(entry: object, *names: str) -> dict[str, list[Any]]:
     """Those of these fields that are lists."""
-    found = entry if isinstance(entry, Mapping) else {}
-    return {name: parts for name in names if isinstance(parts := found.get(name), list)}
+    return {name: parts for name in names if isinstance(parts := _mapping(entry).get(name), list)}
 
 
-def _entry(entry: Any, text: str) -> Any:
+def _without_media(entry: Any, text: str) -> Any:
+    """A message, or an output of a call; `text` is the type of a part of text."""
+
+    def changed(part: Any) -> Any:
+        inner = _lists(part, "content").get("content")
+        return placed(part) if inner is None else {**part, "content": list(map(placed, inner))}
+
+    def placed(part: Any) -> Any:
+        if (kind := media_kind(part)) is None:
+            return part
+        return {"type": text, "text": _document_text(part) or PLACEHOLDER.format(kind=kind)}
+
     lists = _lists(entry, "content", "output")
-    changed = {name: [_part(part, text) for part in parts] for name, parts in lists.items()}
-    return {**entry, **changed} if changed else entry
-
-
-def _part(part: Any, text: str) -> Any:
-    inner = _lists(part, "content").get("content")
-    return _leaf(part, text) if inner is None else {**part, "content": [_leaf(one, text) for one in inner]}
-
-
-def _leaf(part: Any, text: str) -> Any:
-    kind = media_kind(part)
-    return part if kind is None else {"type": text, "text": _document_text(part) or PLACEHOLDER.format(kind=kind)}
+    return {**entry, **{name: list(map(changed, parts)) for name, parts in lists.items()}} if lists else entry
 
 
 def _document_text(part: Mapping[str, Any]) -> str | None:
     """The text of an Anthropic document that is one."""
-    source = part.get("source")
-    found = source.get("data") if isinstance(source, Mapping) and source.get("type") == "text" else None
+    source = _mapping(part.get("source"))
+    found = source.get("data") if source.get("type") == "text" else None
     return found if isinstance(found, str) else None

@@ -42,22 +42,17 @@ def do_nothing() -> None:
 
 
 class CallOutput:
-    """One call's tokens; every reader gets them from the start, and then as they arrive.
-
-    Owned state: the segments; for each token the likeliest alternatives where they are known (`_top` may be shorter
-    than the tokens); the number of readers.
-    """
+    """One call's tokens; every reader gets them from the start, and then as they arrive."""
 
     def __init__(self) -> None:
         self._segments: list[Segment] = []
-        self._top: list[TopLogprobs | None] = []
+        self._top: list[TopLogprobs | None] = []  # of each token, where known; may be shorter than the tokens
         self._length = 0
         self._last: TokenChunk | None = None
         self._changed = asyncio.Event()
         self.failed = False
         self.readers = 0
         self.on_last_reader_left: Callable[[], None] = do_nothing
-        """Called when the last reader leaves."""
 
     @classmethod
     def from_record(cls, segments: Iterable[Segment], finish: Finish, stop_reason: int | str | None) -> CallOutput:
@@ -138,19 +133,15 @@ class CallOutput:
 
 @dataclass(eq=False)
 class Attempt:
-    """One request that can be retried, with the output of each of its calls by the call's index in the request.
-
-    `interrupted_calls` were interrupted by a restart, until a retry continues them. `number` is the request's in its
-    session. `sent`: its reply was sent in full. `claimed`: a retry uses it now.
-    """
+    """One request that can be retried; its calls are under their indices in the request."""
 
     digest: str
     key: str | None
-    number: int = 0
+    number: int = 0  # of the request in its session
     outputs: dict[int, CallOutput] = field(default_factory=dict)
-    interrupted_calls: dict[int, StoredCall] = field(default_factory=dict)
-    sent: bool = False
-    claimed: bool = False
+    interrupted_calls: dict[int, StoredCall] = field(default_factory=dict)  # by a restart, until a retry continues them
+    sent: bool = False  # its reply was sent in full
+    claimed: bool = False  # a retry uses it now
 
     @property
     def failed(self) -> bool:
@@ -166,14 +157,11 @@ class Attempt:
 
 
 class Attempts:
-    """The requests of one session that a retry may refer to, oldest first.
-
-    Owned state: these, and how many requests failed whose retries have not come, by the digest of their content.
-    """
+    """The requests of one session that a retry may refer to, oldest first."""
 
     def __init__(self) -> None:
         self._attempts: list[Attempt] = []
-        self._failed: dict[str, int] = {}
+        self._failed: dict[str, int] = {}  # requests that failed whose retries have not come, by their digests
 
     def __len__(self) -> int:
         return len(self._attempts)

@@ -186,16 +186,13 @@ def finish_reply(
     return Finish.TOOL_CALLS if called_tools else finish, {"message": message}
 
 
-def _message(
-    rendered: Rendered, tokenizer: Any, model_config: Any, decoder: Decoder
-) -> tuple[dict[str, Any], str | None]:
+def _message(rendered: Rendered, tokenizer: Any, config: Any, decoder: Decoder) -> tuple[dict[str, Any], str | None]:
     """The reply as the message that the agent would send back, and why its tool calls cannot be read, if so."""
     message: dict[str, Any] = {"role": ASSISTANT, "content": decoder.text}
     if rendered.parser is None:
         return message, None
-    parser = rendered.parser(
-        tokenizer, rendered.request.tools, chat_template_kwargs=dict(rendered.settings), model_config=model_config
-    )
+    settings = dict(rendered.settings)
+    parser = rendered.parser(tokenizer, rendered.request.tools, chat_template_kwargs=settings, model_config=config)
     reply: ParsedReply = parser.parse_reply(decoder.text, rendered.request, decoder.ids)
     message["content"] = reply.content
     if reply.reasoning:
@@ -203,8 +200,4 @@ def _message(
     if reply.calls:
         functions = [{"name": call.name, "arguments": call.arguments} for call in reply.calls]
         message["tool_calls"] = [{"type": "function", "function": function} for function in functions]
-    return message, _one_line(reply.malformed)
-
-
-def _one_line(text: str | None) -> str | None:
-    return None if text is None else " ".join(text.split())[:200]
+    return message, None if reply.malformed is None else " ".join(reply.malformed.split())[:200]

@@ -108,11 +108,8 @@ def conform_messages(serving: Any) -> None:
             result.stop_reason = "tool_use"
         return result
 
-    @wraps(convert_stream)
-    def run_stream(generator: Any) -> AsyncGenerator[str, None]:
-        return _conforming_events(convert_stream(generator))
-
-    serving.messages_full_converter, serving.message_stream_converter = run, run_stream
+    serving.messages_full_converter = run
+    serving.message_stream_converter = wraps(convert_stream)(lambda it: _conforming_events(convert_stream(it)))
 
 
 def place_system_messages(serving: Any, tokenizer: Any, chat_template: str | None) -> None:
@@ -129,12 +126,8 @@ def shows_later_system(tokenizer: Any, chat_template: str | None) -> bool:
 
     Some templates raise an error there, others leave it out.
     """
-    messages = [
-        {"role": "system", "content": FIRST_SYSTEM},
-        {"role": "user", "content": "u"},
-        {"role": "system", "content": LATER_SYSTEM},
-        {"role": "user", "content": "v"},
-    ]
+    said = [("system", FIRST_SYSTEM), ("user", "u"), ("system", LATER_SYSTEM), ("user", "v")]
+    messages = [{"role": role, "content": text} for role, text in said]
     own = {} if chat_template is None else {"chat_template": chat_template}
     try:
         text = str(tokenizer.apply_chat_template(messages, tokenize=False, **own))
@@ -210,8 +203,7 @@ class _Conversation:
             context.response_id = request.request_id
 
     def begin(self) -> None:
-        """Puts stored items in the place of those that name them, and the items of the conversation so far before the
-        request's own, which vLLM then renders."""
+        """Puts stored items in the place of those that name them, and those of the conversation so far before them."""
         own = self._request.input
         items = [{"role": "user", "content": own}] if isinstance(own, str) else list(own)
         if self._referenced:

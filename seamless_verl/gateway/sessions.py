@@ -31,18 +31,17 @@ REMEMBERED = 16_384
 
 
 class SessionTable:
-    """All sessions of one gateway.
+    """All sessions of one gateway; None is no bound.
 
-    `max_running` bounds the running calls of all sessions, `max_open` the sessions that are open when another one is
-    opened from outside; None is no bound. `clock` is that of lifetimes, in seconds, by default one that runs while
-    `expire` is called every second or so; `time_of_day` gives seconds since the epoch.
+    `clock` is that of lifetimes, in seconds, by default one that runs while `expire` is called every second or so;
+    `time_of_day` gives seconds since the epoch.
     """
 
     def __init__(
         self,
         *,
-        max_running: int | None = None,
-        max_open: int | None = None,
+        max_running: int | None = None,  # calls of all sessions
+        max_open: int | None = None,  # sessions that are open when another one is opened from outside
         clock: Callable[[], float] | None = None,
         time_of_day: Callable[[], float] = time.time,
     ) -> None:
