@@ -12,10 +12,9 @@ from seamless_verl.data_plane.settings import SessionSettings
 from seamless_verl.journal import GroupDecided, GroupOutcome, HandOverBegun
 from seamless_verl.trajectory.account import Account, DropReason
 from seamless_verl.trajectory.policies import TrainAll
-from seamless_verl.trajectory.sequences import SequenceLimits, TrainingSequence, assemble
+from seamless_verl.trajectory.sequences import SequenceLimits, TrainingSequence, assemble, why_untrained
 from seamless_verl.trajectory.session import SessionRecord
 from seamless_verl.trajectory.turns import TurnNote, turn_notes
-from seamless_verl.trajectory.untrained import why_untrained
 
 RESULT = "agent"  # in the note of a hand-over's begin: how the agent ended
 

@@ -26,12 +26,12 @@ class SessionOpened:
 
 @dataclass(frozen=True)
 class CallStarted:
-    """A request was rendered to `prompt_ids` (int32). `digest` is of the request's content and identifies retries."""
+    """A request was rendered to a prompt."""
 
     session_id: str
     call_id: str
-    digest: str
-    prompt_ids: array[int]
+    digest: str  # of the request's content; identifies retries
+    prompt_ids: array[int]  # int32
     request: dict[str, Any] = field(default_factory=dict)
 
 
@@ -71,19 +71,17 @@ class SessionClosed:
 
 @dataclass(frozen=True)
 class HandOverBegun:
-    """The closed session is about to be given to its consumer; `note` has the limits of its sequences and the policy
-    for tokens of grammars."""
+    """The closed session is about to be given to its consumer."""
 
     session_id: str
-    note: dict[str, Any] = field(default_factory=dict)
+    note: dict[str, Any] = field(default_factory=dict)  # the limits of its sequences, the policy for tokens of grammars
 
 
 @dataclass(frozen=True)
 class HandedOver:
     """The consumer has the whole session. Compaction may delete it when the retention after `handed_over_at` ends.
 
-    `note` says whether it was `kept`, the `reason` if it was dropped or its agent failed, and the `rewards` that it was
-    given after it was closed.
+    `note`: whether it was `kept`, the `reason` if it was dropped or its agent failed, `rewards` given after its close.
     """
 
     session_id: str
@@ -109,9 +107,9 @@ class GroupOutcome(StrEnum):
 class GroupDecided:
     """What became of the group of prompt `uid`, in the trainer's step; the last one of a prompt counts.
 
-    `details` of a trained one has the token policy and the trainer's version that it was masked by, as `pivot` the
-    number of the session that an advantage estimator left out, if any, and as `advantages`, by number of the session,
-    the mean, the least and the greatest of its trained tokens. Journals without a session of this prompt leave it out.
+    `details` of a trained one: the token policy and the trainer's version that it was masked by; as `pivot` the session
+    that an advantage estimator left out; as `advantages`, by session, the mean, the least and the greatest of its
+    trained tokens. Journals without a session of this prompt leave it out.
     """
 
     uid: str
@@ -152,18 +150,7 @@ RUN = "run"
 What a restarted data plane needs; there is one of each a start."""
 LEASED = "leased"  # The kind of the event with which a lease begins; its detail names the lease's `session`
 UNDONE = "undone"
-"""The kind of an event whose subject is a session: it was handed over, but what had its tokens is gone, as after a stop
-of the whole run. Readers count it as dropped, for the `reason` of the event."""
-Event: TypeAlias = (
-    SessionOpened
-    | CallStarted
-    | ChunkAppended
-    | CallEnded
-    | RewardPosted
-    | RequestRefused
-    | SessionClosed
-    | HandOverBegun
-    | HandedOver
-    | OutsideEvent
-    | GroupDecided
-)
+"""The kind of an event whose subject is a session that was handed over, and what had its tokens is gone, as after a
+stop of the whole run. Readers count it as dropped, for the `reason` of the event."""
+SessionEvent: TypeAlias = SessionOpened | RewardPosted | RequestRefused | SessionClosed | HandOverBegun | HandedOver
+Event: TypeAlias = SessionEvent | CallStarted | ChunkAppended | CallEnded | OutsideEvent | GroupDecided

@@ -32,11 +32,7 @@ CHUNKS = "SELECT n, call, version, replica, LENGTH(ids) / 4, logprobs FROM delta
 
 @dataclass(frozen=True)
 class SessionEntry:
-    """A session in brief. `tokens` counts generated ones, `mean_logprob` is theirs in nats, None without any.
-
-    `stage`, `reason` and `outcome` are as in `SessionSummary`; `dropped` is why nothing of it is trained, None if that
-    is not so or not known. `versions` are the oldest and the newest weight version that generated its tokens.
-    """
+    """A session in brief, as in `SessionSummary`."""
 
     session_id: str
     uid: str
@@ -45,11 +41,11 @@ class SessionEntry:
     stage: Stage
     reason: str | None
     outcome: str
-    dropped: str | None
+    dropped: str | None  # why nothing of it is trained, if so, and if it is known
     calls: int
-    tokens: int
-    mean_logprob: float | None
-    versions: tuple[int, int] | None
+    tokens: int  # generated
+    mean_logprob: float | None  # theirs, in nats
+    versions: tuple[int, int] | None  # the oldest and the newest of the weights that generated them
     replicas: tuple[str, ...]
     rewards: Mapping[str, float]
 

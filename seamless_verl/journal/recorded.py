@@ -23,19 +23,15 @@ def newest_version(stored: StoredSession) -> int:
 
 @dataclass(frozen=True)
 class Recorded:
-    """How a run treated a session: its limits and policies, the trainer's version, and why nothing of it was trained.
-
-    `dropped` is None for a session that was trained, waits to be trained (`queued`), or of which it is not known.
-    `advantage` is the mean, the least and the greatest of its trained tokens; None where there are none on record.
-    """
+    """How a run treated a session."""
 
     limits: SequenceLimits
     policy: str
-    version: int
+    version: int  # the trainer's
     grammar: GrammarTokens
-    dropped: DropReason | None = None
-    queued: bool = False
-    advantage: tuple[float, float, float] | None = None
+    dropped: DropReason | None = None  # why nothing was trained, if so, and if it is known
+    queued: bool = False  # it waits to be trained
+    advantage: tuple[float, float, float] | None = None  # the mean, the least and the greatest of its trained tokens
 
     def account(self, account: Account) -> Account:
         """The account of its sequences, as the run counted it."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Protocol, TypeAlias
+from typing import ClassVar, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -62,32 +62,23 @@ class TokenPolicy(Protocol):
         """Whether it has a bound, in weight versions."""
 
 
-class _Unbounded:
-    """A policy without a bound."""
-
-    @property
-    def bounded(self) -> bool:
-        return False
-
-
 @dataclass(frozen=True)
 class _Bounded:
     """A policy with a bound, in weight versions."""
 
+    bounded: ClassVar[bool] = True
     max_staleness: int
 
     def __post_init__(self) -> None:
         if self.max_staleness < 0:
             raise ConfigError("max_staleness", self.max_staleness, "no token is newer than 0", "Give 0 or more")
 
-    @property
-    def bounded(self) -> bool:
-        return True
-
 
 @dataclass(frozen=True)
-class TrainAll(_Unbounded):
+class TrainAll:
     """Trains every generated token."""
+
+    bounded: ClassVar[bool] = False
 
     def decide(self, view: TokenView) -> BoolArray:
         return view.generated
@@ -110,8 +101,10 @@ class DropIfOlderThan(_Bounded):
 
 
 @dataclass(frozen=True)
-class FreshTailOnly(_Unbounded):
+class FreshTailOnly:
     """Trains only the generated tokens after the last one that is not on-policy."""
+
+    bounded: ClassVar[bool] = False
 
     def decide(self, view: TokenView) -> BoolArray:
         off_policy = np.flatnonzero(view.generated & (view.versions != view.trainer_version))

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +26,7 @@ from seamless_verl.errors import ConfigError
 from seamless_verl.trajectory.account import Account, DropReason
 from seamless_verl.trajectory.policies import BoolArray, GrammarTokens, TokenPolicy, TokenView
 from seamless_verl.trajectory.records import Finish, Grammar
+from seamless_verl.trajectory.session import SessionRecord
 from seamless_verl.trajectory.tree import Node, Tree
 
 IntArray: TypeAlias = NDArray[np.int32]
@@ -103,15 +104,8 @@ class Assembly:
     account: Account
 
 
-class HasTree(Protocol):
-    """A session."""
-
-    @property
-    def tree(self) -> Tree: ...
-
-
 def assemble(
-    source: Tree | HasTree,
+    source: Tree | SessionRecord,
     policy: TokenPolicy,
     trainer_version: int,
     limits: SequenceLimits = NO_LIMITS,
@@ -316,3 +310,27 @@ def _weight_versions(nodes: Sequence[Node]) -> IntArray:
     """Int32 [T]: each token's weight version, -1 for context."""
     versions = [node.segment.version if node.segment else CONTEXT_VERSION for node in nodes]
     return np.repeat(np.asarray(versions, np.int32), [len(node) for node in nodes])
+
+
+def why_untrained(tree: Tree, limits: SequenceLimits, keys: str = "max_sequence") -> str:
+    """Says in one sentence why `assemble` makes no sequence of a tree; `keys` names the settings of the limit."""
+    if not tree.turns:
+        return "no call of its agent was answered"
+    if not tree.generated:
+        return f"its {len(tree.turns)} calls generated no token"
+    parts = split_into_chains(tree)
+    if parts.chains and limits.max_sequence is not None:
+        shortest = min(chain.prompt_length for chain in parts.chains)
+        if shortest >= limits.max_sequence:
+            return (
+                f"its prompt of {shortest} tokens leaves no room for a response in the {limits.max_sequence} tokens "
+                f"of a training sequence ({keys}). Raise that, or shorten the prompt"
+            )
+    if parts.chains:
+        return (
+            "a grammar (JSON schema, required or strict tool) was in force for all its tokens, and "
+            "seamless.tokens.grammar trains none of them. Set seamless.tokens.grammar=train_all to train them"
+        )
+    reasons = Counter(str(reason) for _, reason in parts.dropped)
+    counts = ", ".join(f"{count} {reason}" for reason, count in reasons.items())
+    return f"none of its {len(tree.turns)} calls finished ({counts})"

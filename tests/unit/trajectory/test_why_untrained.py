@@ -9,9 +9,8 @@ from support.trajectory import session, turn
 
 from seamless_verl.trajectory.policies import TrainAll
 from seamless_verl.trajectory.records import Finish, Grammar, Segment, logprobs, tokens
-from seamless_verl.trajectory.sequences import SequenceLimits, assemble
+from seamless_verl.trajectory.sequences import SequenceLimits, assemble, why_untrained
 from seamless_verl.trajectory.session import SessionRecord
-from seamless_verl.trajectory.untrained import why_untrained
 
 FORCED = Segment(tokens([2]), logprobs([-1.0]), 0, "r", bytearray([Grammar.FORCED]))
 KEYS = "data.max_prompt_length=2 + data.max_response_length=2"
