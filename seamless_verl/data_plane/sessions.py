@@ -104,7 +104,7 @@ class Sessions:
         """
         # Imported here, since vLLM's serving classes take seconds to import and few processes need them.
         from seamless_verl.gateway.recorder import JournalRecorder
-        from seamless_verl.gateway.recovery import GatewayRecovery, is_awaited
+        from seamless_verl.gateway.recovery import is_awaited
         from seamless_verl.gateway.server import Gateway, GatewaySettings
 
         self.recorder = JournalRecorder(self.journal, on_closed=self._session_closed)
@@ -133,7 +133,7 @@ class Sessions:
             options,
             source=self.calls,
             recorder=self.recorder,
-            recovery=GatewayRecovery(self.journal, self.recorder),
+            journal=self.journal,
             listeners=[] if settings.socket_holder is None else await held_sockets(settings.socket_holder),
             on_failure=self.on_failure,
             serve_runner=outside and outside.handle,

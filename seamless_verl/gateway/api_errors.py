@@ -81,24 +81,12 @@ class ApiError(SeamlessError):
     def status(self) -> int:
         return self.code.status
 
-
-@dataclass(frozen=True)
-class ErrorResponse:
-    """An error as HTTP: status, headers and the JSON body."""
-
-    status: int
-    headers: dict[str, str]
-    body: dict[str, Any]
-
-
-def error_response(error: ApiError, api: Api) -> ErrorResponse:
-    """The error in the form of the API that was called."""
-    headers = {} if error.retry_after is None else {"retry-after": str(error.retry_after)}
-    if api is Api.ANTHROPIC:
-        return ErrorResponse(error.status, headers, anthropic_error(error.status, error.message))
-    kind = _OPENAI_TYPE.get(error.status, "invalid_request_error")
-    body = {"message": error.message, "type": kind, "param": error.param, "code": str(error.code)}
-    return ErrorResponse(error.status, headers, {"error": body})
+    def body(self, api: Api) -> dict[str, Any]:
+        """The JSON body in the form of the API that was called."""
+        if api is Api.ANTHROPIC:
+            return anthropic_error(self.status, self.message)
+        kind = _OPENAI_TYPE.get(self.status, "invalid_request_error")
+        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": str(self.code)}}
 
 
 def anthropic_error(status: int, message: str) -> dict[str, Any]:

@@ -30,7 +30,6 @@ from seamless_verl.gateway.api_errors import (
     ApiError,
     ErrorCode,
     anthropic_error,
-    error_response,
     failed_response_events,
 )
 from seamless_verl.gateway.http import MESSAGES_PATH, RESPONSES_PATH
@@ -52,8 +51,8 @@ async def send_json(send: Send, status: int, body: object, headers: dict[str, st
 
 
 async def send_error(send: Send, error: ApiError, api: Api) -> None:
-    response = error_response(error, api)
-    await send_json(send, response.status, response.body, response.headers)
+    headers = {} if error.retry_after is None else {"retry-after": str(error.retry_after)}
+    await send_json(send, error.status, error.body(api), headers)
 
 
 class ReplayedBody:

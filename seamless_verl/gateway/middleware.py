@@ -14,7 +14,7 @@ import hmac
 import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -71,6 +71,30 @@ OnOutsideRefusal: TypeAlias = Callable[[str, ApiError], Awaitable[None]]
 
 
 @dataclass(frozen=True)
+class GatewaySettings:
+    """How the gateway serves one model."""
+
+    model: str
+    admin_key: str
+    options: Sequence[str] = ()  # of `vllm serve`
+    host: str = "127.0.0.1"  # where it listens
+    port: int = 0  # 0 takes any free one
+    max_running: int | None = None  # calls, see SessionTable
+    max_body: int = MAX_BODY  # bytes
+    grace: float = 5.0  # seconds, for calls at the stop
+    rules: RequestRules = field(default_factory=RequestRules)
+    public_address: str | None = None  # that agents are given: a host, or a URL where something changes the port
+    max_open: int | None = None  # sessions, see SessionTable
+    runner_key: str = ""
+    keepalive_s: float = KEEPALIVE_S  # seconds of silence after which a stream sends a keepalive
+
+    def url(self, port: int) -> str:
+        """The address for agents, without a slash at its end."""
+        address = self.public_address or self.host
+        return address.rstrip("/") if "://" in address else f"http://{address}:{port}"
+
+
+@dataclass(frozen=True)
 class _Request:
     """A request on its way through the middleware."""
 
@@ -103,32 +127,26 @@ class SessionMiddleware:
     """ASGI middleware: it admits requests to `app`, and serves the admin API and rewards itself.
 
     `takes_namespaces`: the app's Responses API serves the functions of a `namespace` tool.
-    `keepalive_s`: the seconds of silence after which a stream sends a keepalive.
     """
 
     def __init__(
         self,
         app: ASGIApp,
+        settings: GatewaySettings,
         *,
         table: SessionTable,
         admin: Admin,
-        admin_key: str,
         models: ModelList,
-        rules: RequestRules,
         on_refusal: OnRefusal,
         takes_namespaces: bool = True,
-        max_body: int = MAX_BODY,
-        runner_key: str = "",
         serve_runner: ServeRunner | None = None,
         on_outside_refusal: OnOutsideRefusal | None = None,
-        keepalive_s: float = KEEPALIVE_S,
     ) -> None:
-        self._app, self._table, self._admin, self._max_body = app, table, admin, max_body
-        self._models, self._rules, self._on_refusal = models, rules, on_refusal
-        self._takes_namespaces, self._keepalive_s = takes_namespaces, keepalive_s
+        self._app, self._settings, self._table, self._admin = app, settings, table, admin
+        self._models, self._takes_namespaces, self._on_refusal = models, takes_namespaces, on_refusal
         self._serve_runner, self._on_outside_refusal = serve_runner, on_outside_refusal
-        self._admin_hash = hash_key(admin_key)
-        self._runner_hashes = [self._admin_hash, *([hash_key(runner_key)] if runner_key else [])]
+        self._admin_hash = hash_key(settings.admin_key)
+        self._runner_hashes = [self._admin_hash, *map(hash_key, filter(None, [settings.runner_key]))]
         self._refused_outside = 0
         self.counts = Counter(dict.fromkeys(COUNTED, 0))
 
@@ -201,7 +219,7 @@ class SessionMiddleware:
             self._table.require_open(session)
             await send_json(send, 200, session.responses.handle(request.method, response_id))
         else:
-            raw = await read_body(request.scope, request.receive, self._max_body)
+            raw = await read_body(request.scope, request.receive, self._settings.max_body)
             if address.path == REWARD_PATH:
                 await _send_result(send, self._admin.reward(session, parse_body(raw)))
             else:
@@ -212,11 +230,12 @@ class SessionMiddleware:
         path, key = request.address.path, request.headers.get("idempotency-key")
         digest = digest_request(path, body)
         generates, is_response = path in GENERATION_PATHS, path == RESPONSES_PATH
-        calls = count_calls(body, self._rules) if generates else 0
+        rules = self._settings.rules
+        calls = count_calls(body, rules) if generates else 0
         # In the body too, not only in the parsed parameters: those of greedy sampling have lost the others.
         sampling = session.sampling.resolve(body) if generates else {}
         namespaces = self._takes_namespaces and is_response
-        changes = changes_for(body, self._rules, self._models.context_length, sampling, namespaces=namespaces)
+        changes = changes_for(body, rules, self._models.context_length, sampling, namespaces=namespaces)
         previous = session.responses.previous(body) if is_response else None
         referenced = session.responses.referenced(body) if is_response else {}
         is_retry = _is_marked(request.headers)
@@ -246,7 +265,7 @@ class SessionMiddleware:
 
     async def _forward(self, request: _Request, scope: Scope, context: RequestContext) -> None:
         receive = DisconnectWatch(request.receive)
-        keepalives = StreamKeepalive(request.send, context.path, self._keepalive_s)
+        keepalives = StreamKeepalive(request.send, context.path, self._settings.keepalive_s)
         on_error = partial(self._note_refusal, context.session, context.path)
         response = ResponseWatch(keepalives, request.address.api, context, on_error)
         token = CURRENT.set(context)
@@ -277,7 +296,7 @@ class SessionMiddleware:
         """The body of a POST; of another method it is empty."""
         if request.method != "POST":
             return {}
-        return parse_body(await read_body(request.scope, request.receive, self._max_body))
+        return parse_body(await read_body(request.scope, request.receive, self._settings.max_body))
 
 
 def _check_key(headers: Headers, kind: str, hashes: Sequence[bytes]) -> None:

@@ -15,7 +15,6 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from openai.types.responses import (
@@ -41,20 +40,17 @@ from seamless_verl.trajectory.records import Finish
 MAX_RESTORED = 64  # stored responses of a session; the next one that is stored drops those beyond its own bound
 
 
-@dataclass(frozen=True)
-class GatewayRecovery:
-    """Restores a journal's open sessions into a gateway, and into the recorder that writes that same journal."""
+async def restore_sessions(journal: SqliteJournal, recorder: JournalRecorder, table: SessionTable) -> int:
+    """Restores a journal's open sessions, also into the recorder that writes it; returns how many there were.
 
-    journal: SqliteJournal
-    recorder: JournalRecorder
-
-    async def restore_into(self, table: SessionTable) -> int:
-        """How many sessions were restored; raises JournalError when the journal cannot be read."""
-        stored = await asyncio.to_thread(self.journal.restore)
-        for session in stored:
-            table.restore(rebuild_session(session))
-            self.recorder.restore_session(session)
-        return len(stored)
+    Raises:
+        JournalError: it cannot be read.
+    """
+    stored = await asyncio.to_thread(journal.restore)
+    for session in stored:
+        table.restore(rebuild_session(session))
+        recorder.restore_session(session)
+    return len(stored)
 
 
 def rebuild_session(stored: StoredSession) -> Session:

@@ -13,8 +13,7 @@ import time
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from types import SimpleNamespace, TracebackType
+from types import SimpleNamespace
 from typing import Any, Self
 
 import uvicorn
@@ -39,13 +38,13 @@ from seamless_verl.gateway.calls import CallSource
 from seamless_verl.gateway.engine_client import FleetEngineClient
 from seamless_verl.gateway.fast_path import ServingApp
 from seamless_verl.gateway.http import open_listeners
-from seamless_verl.gateway.http_responses import KEEPALIVE_S, ModelList
-from seamless_verl.gateway.middleware import OnOutsideRefusal, ServeRunner, SessionMiddleware
+from seamless_verl.gateway.http_responses import ModelList
+from seamless_verl.gateway.middleware import GatewaySettings, OnOutsideRefusal, ServeRunner, SessionMiddleware
 from seamless_verl.gateway.recorder import JournalRecorder
-from seamless_verl.gateway.recovery import GatewayRecovery
+from seamless_verl.gateway.recovery import restore_sessions
 from seamless_verl.gateway.rendering import SessionRenderer
 from seamless_verl.gateway.reply_parser import consistent_parser
-from seamless_verl.gateway.request_rules import MAX_BODY, RequestRules
+from seamless_verl.gateway.request_rules import RequestRules
 from seamless_verl.gateway.serving import (
     accept_any_model,
     conform_chat,
@@ -54,6 +53,7 @@ from seamless_verl.gateway.serving import (
     place_system_messages,
 )
 from seamless_verl.gateway.sessions import SessionTable
+from seamless_verl.journal import SqliteJournal
 from seamless_verl.platform.vllm_versions import (
     TAKES_NAMESPACES,
     convert_messages_errors,
@@ -71,34 +71,10 @@ EXPIRY_SECONDS = 1.0  # how late an expiry may be recorded; calls of an expired 
 ROUTERS = (chat_router, completion_router, responses_router, anthropic_router)
 
 
-@dataclass(frozen=True)
-class GatewaySettings:
-    """How the gateway serves one model."""
-
-    model: str
-    admin_key: str
-    options: Sequence[str] = ()  # of `vllm serve`
-    host: str = "127.0.0.1"  # where it listens
-    port: int = 0  # 0 takes any free one
-    max_running: int | None = None  # calls, see SessionTable
-    max_body: int = MAX_BODY  # bytes
-    grace: float = 5.0  # seconds, for calls at the stop
-    rules: RequestRules = field(default_factory=RequestRules)
-    public_address: str | None = None  # that agents are given: a host, or a URL where something changes the port
-    max_open: int | None = None  # sessions, see SessionTable
-    runner_key: str = ""
-    keepalive_s: float = KEEPALIVE_S  # seconds of silence after which a stream sends a keepalive
-
-    def url(self, port: int) -> str:
-        """The address for agents, without a slash at its end."""
-        address = self.public_address or self.host
-        return address.rstrip("/") if "://" in address else f"http://{address}:{port}"
-
-
 class Gateway:
     """The server with its sessions; it is started once and stopped once, also as an async context manager.
 
-    With `recovery` it continues the sessions that were open when the journal's last gateway died, at the address of
+    With a `journal` it continues the sessions that were open when that one's last gateway died, at the address of
     `listeners` if those were kept. `on_failure` gets the error that ends the server or the expiry before `stop` does.
     """
 
@@ -109,14 +85,14 @@ class Gateway:
         source: CallSource,
         recorder: JournalRecorder,
         table: SessionTable | None = None,
-        recovery: GatewayRecovery | None = None,
+        journal: SqliteJournal | None = None,
         listeners: Sequence[socket.socket] = (),
         on_failure: Callable[[BaseException], None] = lambda error: None,
         serve_runner: ServeRunner | None = None,
         on_outside_refusal: OnOutsideRefusal | None = None,
     ) -> None:
         args = serve_arguments(settings.model, settings.options)
-        self._settings, self._args, self._recovery = settings, args, recovery
+        self._settings, self._args, self._journal = settings, args, journal
         self.client = FleetEngineClient(rendering_config(args), source=source, recorder=recorder)
         self.table = table or SessionTable(max_running=settings.max_running, max_open=settings.max_open)
         self.admin = Admin(self.table, recorder, cancel=self.client.cancel)
@@ -145,8 +121,8 @@ class Gateway:
             OSError: the port is taken.
         """
         settings = self._settings
-        if self._recovery is not None:
-            await self._recovery.restore_into(self.table)
+        if self._journal is not None:
+            await restore_sessions(self._journal, self._recorder, self.table)
         app = await serving_app(self.client, self._args, settings.rules)
         models = ModelList(
             served_names(self._args), self.client.model_config.max_model_len, time.time(), settings.rules.strict_model
@@ -154,21 +130,16 @@ class Gateway:
         envs.enable_envs_cache()  # vLLM reads the environment several times a call
         gc.collect()
         gc.freeze()  # no later collection visits the million objects of imported modules
-        middleware = SessionMiddleware(
+        self._middleware = SessionMiddleware(
             app,
+            settings,
             table=self.table,
             admin=self.admin,
-            admin_key=settings.admin_key,
             models=models,
-            rules=settings.rules,
             on_refusal=self._recorder.note_refusal,
             takes_namespaces=TAKES_NAMESPACES,
-            max_body=settings.max_body,
-            runner_key=settings.runner_key,
             **self._outside,
-            keepalive_s=settings.keepalive_s,
         )
-        self._middleware = middleware
         listeners = self._listeners or open_listeners(settings.host, settings.port)
         for listener in listeners:
             # Accepted sockets inherit it; asyncio sets it only on sockets made with the protocol's number.
@@ -176,7 +147,7 @@ class Gateway:
         port = listeners[0].getsockname()[1]
         self._url, self.admin.url = f"http://{settings.host}:{port}", settings.url(port)
         config = uvicorn.Config(
-            middleware,
+            self._middleware,
             http=_TimedConnection,
             access_log=False,
             log_config=None,
@@ -208,9 +179,7 @@ class Gateway:
         await self.start()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         await self.stop()
 
     def _task_ended(self, task: asyncio.Task[None]) -> None:

@@ -126,8 +126,8 @@ def shows_later_system(tokenizer: Any, chat_template: str | None) -> bool:
 
     Some templates raise an error there, others leave it out.
     """
-    said = [("system", FIRST_SYSTEM), ("user", "u"), ("system", LATER_SYSTEM), ("user", "v")]
-    messages = [{"role": role, "content": text} for role, text in said]
+    roles = [("system", FIRST_SYSTEM), ("user", "u"), ("system", LATER_SYSTEM), ("user", "v")]
+    messages = [{"role": role, "content": text} for role, text in roles]
     own = {} if chat_template is None else {"chat_template": chat_template}
     try:
         text = str(tokenizer.apply_chat_template(messages, tokenize=False, **own))

@@ -158,11 +158,7 @@ def journal_error(path: Path, error: sqlite3.Error) -> JournalError:
 
 
 def pack(values: array[Any]) -> bytes:
-    """The array's elements, 4 bytes each.
-
-    Raises:
-        TypeError: they are neither int32 nor float32.
-    """
+    """The array's elements, 4 bytes each; raises TypeError: they are neither int32 nor float32."""
     if values.typecode not in (TOKEN, LOGPROB):
         raise TypeError(f"an array of '{values.typecode}' is neither token ids nor logprobs; make it with records")
     if sys.byteorder == "big":

@@ -14,7 +14,6 @@ from typing import Any
 import httpx
 
 from seamless_verl.gateway.recorder import JournalRecorder
-from seamless_verl.gateway.recovery import GatewayRecovery
 from seamless_verl.gateway.server import Gateway, GatewaySettings
 from seamless_verl.journal import SqliteJournal, StoredCall
 from seamless_verl.rollout.call import Calls
@@ -55,9 +54,7 @@ async def run_gateway(
         fleet.add(stub.replica_id, engine=stub, control=stub, capacity=64, version=0)
     recorder, calls = JournalRecorder(journal), Calls(fleet)
     settings = GatewaySettings(str(model), ADMIN_KEY, OPTIONS, port=port, grace=grace)
-    async with Gateway(
-        settings, source=calls, recorder=recorder, recovery=GatewayRecovery(journal, recorder)
-    ) as gateway:
+    async with Gateway(settings, source=calls, recorder=recorder, journal=journal) as gateway:
         yield RunningGateway(gateway, recorder, calls, stubs)
 
 

@@ -9,7 +9,7 @@ import pytest
 from support.gateway import GatewayHarness, gateway_harness, user
 
 from seamless_verl.gateway.recorder import JournalRecorder
-from seamless_verl.gateway.recovery import GatewayRecovery
+from seamless_verl.gateway.recovery import restore_sessions
 from seamless_verl.gateway.sessions import SessionTable
 from seamless_verl.journal import SqliteJournal
 
@@ -47,7 +47,7 @@ async def test_the_turn_is_that_of_the_reply(nano: Path, tmp_path: Path, path: s
             assert (await post(harness, "session/reward", {"reward": 7})).status_code == 200
             assert record.rewards["reward"] == 7, "the session's own is another"
             later, table = JournalRecorder(journal), SessionTable()
-            await GatewayRecovery(journal, later).restore_into(table)
+            await restore_sessions(journal, later, table)
             restored = table.get(session_id)
             assert later.record(session_id).rewards == record.rewards
             assert [later.find_turn(restored, name) for name in ids] == names

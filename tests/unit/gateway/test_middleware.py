@@ -11,8 +11,7 @@ from seamless_verl.gateway import middleware
 from seamless_verl.gateway.admin import Admin
 from seamless_verl.gateway.api_errors import ApiError, ErrorCode
 from seamless_verl.gateway.http import parse_body
-from seamless_verl.gateway.middleware import SessionMiddleware
-from seamless_verl.gateway.request_rules import RequestRules
+from seamless_verl.gateway.middleware import GatewaySettings, SessionMiddleware
 from seamless_verl.gateway.sessions import SessionTable
 
 
@@ -40,15 +39,13 @@ class Served:
         admin = Admin(self.table, NullRecorder(), cancel=no_calls)
         self.middleware = SessionMiddleware(
             None,  # type: ignore[arg-type]
+            GatewaySettings("model", "the admin's", **options),
             table=self.table,
             admin=admin,
-            admin_key="the admin's",
             models=None,  # type: ignore[arg-type]
-            rules=RequestRules(),
             on_refusal=lambda *refusal: self.refused.append(refusal),
             serve_runner=self.outside.handle,
             on_outside_refusal=self.outside.refused,
-            **options,
         )
 
     async def post(self, path: str, key: str = "", body: bytes = b"{}") -> int:

@@ -20,9 +20,8 @@ from seamless_verl.data_plane.lease_book import LeaseTerms, TaskOrder
 from seamless_verl.data_plane.runner_requests import RunnerRequests
 from seamless_verl.data_plane.runner_tasks import RunnerTasks
 from seamless_verl.gateway.admin import Admin
-from seamless_verl.gateway.middleware import SessionMiddleware
+from seamless_verl.gateway.middleware import GatewaySettings, SessionMiddleware
 from seamless_verl.gateway.recorder import JournalRecorder
-from seamless_verl.gateway.request_rules import RequestRules
 from seamless_verl.gateway.sessions import SessionTable
 from seamless_verl.journal import JournalReader, SqliteJournal
 
@@ -106,11 +105,10 @@ class Served:
         runners = RunnerRequests(self.tasks)
         self.middleware = SessionMiddleware(
             None,  # type: ignore[arg-type]
+            GatewaySettings("model", KEY),
             table=self.table,
             admin=admin,
-            admin_key=KEY,
             models=None,  # type: ignore[arg-type]
-            rules=RequestRules(),
             on_refusal=recorder.note_refusal,
             serve_runner=runners.handle,
             on_outside_refusal=runners.refused,

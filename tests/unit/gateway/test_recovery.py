@@ -20,7 +20,7 @@ from seamless_verl.errors import JournalError
 from seamless_verl.gateway.api_errors import ApiError
 from seamless_verl.gateway.calls import SessionCall
 from seamless_verl.gateway.recorder import JournalRecorder
-from seamless_verl.gateway.recovery import GatewayRecovery, repeatable_attempts
+from seamless_verl.gateway.recovery import repeatable_attempts, restore_sessions
 from seamless_verl.gateway.retries import MAX_ATTEMPTS, Attempt, Attempts
 from seamless_verl.gateway.session import SamplingParameters, Session, SessionLimits, SessionSampling
 from seamless_verl.gateway.sessions import SessionTable
@@ -92,7 +92,7 @@ def test_a_restored_session_is_as_before(calls: list[Any]) -> None:
             await run_calls(before, session, calls)
             await before.post_reward(session, "reward", 0.5)
             after, later = JournalRecorder(journal), SessionTable()
-            assert await GatewayRecovery(journal, after).restore_into(later) == 1
+            assert await restore_sessions(journal, after, later) == 1
             check_same_session(later.by_key(key), session)
             check_same_record(after, before, session.session_id)
             await check_closing(journal, after, later.by_key(key), calls)
@@ -240,7 +240,7 @@ async def test_a_stored_response_can_be_continued_after_a_restart(tmp_path: Path
         await recorder.end_call(call, Finish.STOP, {"message": REPLY})
     table = SessionTable()
     with SqliteJournal(path) as journal:
-        await GatewayRecovery(journal, JournalRecorder(journal)).restore_into(table)
+        await restore_sessions(journal, JournalRecorder(journal), table)
     stored = table.get(session.session_id).responses.get("resp_1")
     assert stored is not None and stored.body["output"][0]["content"][0]["text"] == "a reply"
     user, made, result, reply = stored.items

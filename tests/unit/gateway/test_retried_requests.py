@@ -13,9 +13,8 @@ import pytest
 from support.journal import NullRecorder
 
 from seamless_verl.gateway.admin import Admin
-from seamless_verl.gateway.middleware import SessionMiddleware
+from seamless_verl.gateway.middleware import GatewaySettings, SessionMiddleware
 from seamless_verl.gateway.request_context import RequestContext, current_request
-from seamless_verl.gateway.request_rules import RequestRules
 from seamless_verl.gateway.retries import CallOutput
 from seamless_verl.gateway.session import SessionLimits
 from seamless_verl.gateway.sessions import SessionTable
@@ -35,11 +34,10 @@ class Serving:
         self.session, self.key = self.table.open("u", limits=limits)
         self.middleware = SessionMiddleware(
             self.serve,
+            GatewaySettings("model", "the admin's"),
             table=self.table,
             admin=Admin(self.table, NullRecorder(), cancel=no_calls),
-            admin_key="the admin's",
             models=SimpleNamespace(context_length=100),  # type: ignore[arg-type]
-            rules=RequestRules(),
             on_refusal=lambda *refusal: None,
         )
 

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
 
 from seamless_verl.errors import IntegrityError
-from seamless_verl.gateway.api_errors import Api, ApiError, ErrorCode, error_response
+from seamless_verl.gateway.api_errors import Api, ApiError, ErrorCode
+from seamless_verl.gateway.http_responses import send_error
 from seamless_verl.gateway.session import SamplingParameters, Session, SessionLimits, SessionSampling, SessionState
 from seamless_verl.gateway.sessions import SessionTable
 from seamless_verl.rollout.paused_time import PausedTime
@@ -266,10 +267,20 @@ def test_overrides_always_apply_and_defaults_where_a_request_sets_nothing() -> N
 @pytest.mark.parametrize("code", ErrorCode)
 def test_every_error_has_a_status_and_both_forms(code: ErrorCode) -> None:
     error = ApiError(code, "why", retry_after=3)
-    one, other = error_response(error, Api.OPENAI), error_response(error, Api.ANTHROPIC)
-    assert one.status == other.status == code.status and one.headers == {"retry-after": "3"}
-    assert one.body["error"]["code"] == code and other.body["type"] == "error"
-    assert one.body["error"]["message"] == other.body["error"]["message"] == "why"
+    one, other = error.body(Api.OPENAI), error.body(Api.ANTHROPIC)
+    assert error.status == code.status and 400 <= code.status < 500
+    assert one["error"]["code"] == code and other["type"] == "error"
+    assert one["error"]["message"] == other["error"]["message"] == "why"
+
+
+async def test_an_error_says_when_to_try_again() -> None:
+    sent: list[Any] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    await send_error(send, ApiError(ErrorCode.BUSY, "why", retry_after=3), Api.OPENAI)
+    assert sent[0]["status"] == 429 and (b"retry-after", b"3") in sent[0]["headers"]
 
 
 def test_a_lifetime_does_not_count_the_time_in_which_calls_waited() -> None:
