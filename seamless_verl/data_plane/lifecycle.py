@@ -94,7 +94,8 @@ class PlaneLifecycle:
                 open_sessions = await self.sessions.read_journal()
                 kept = await self.runner_tasks.read_leases(open_sessions)
                 requests = RunnerRequests(self.runner_tasks)
-                await self.sessions.start(open_sessions, kept, restarted=restarted, outside=requests)
+                outside = {"serve_runner": requests.handle, "on_outside_refusal": requests.refused}
+                await self.sessions.start(open_sessions, kept, restarted=restarted, **outside)
                 await self.runner_tasks.start(restarted=restarted)
             async with self.manager.exclusive():  # saves the state: any later start is a restart
                 pass

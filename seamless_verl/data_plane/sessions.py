@@ -53,14 +53,15 @@ from seamless_verl.journal import (
     Stage,
     StoredSession,
 )
-from seamless_verl.journal.stored import read_closed_session, rebuild_record
+from seamless_verl.journal.reader import read_closed_session
+from seamless_verl.journal.stored import rebuild_record
 from seamless_verl.rollout.call import Calls
 from seamless_verl.trajectory.account import DropReason
 from seamless_verl.trajectory.records import Finish
 from seamless_verl.trajectory.session import Closed, SessionRecord
 
 if TYPE_CHECKING:
-    from seamless_verl.data_plane.runner_requests import RunnerRequests
+    from seamless_verl.gateway.middleware import OnOutsideRefusal, ServeRunner
 
 logger = logging.getLogger(__name__)
 LOCKED_S, RETRY_S = 10.0, 0.05  # an earlier process that was just killed may hold the journal's lock for so long
@@ -96,11 +97,12 @@ class Sessions:
         kept: Collection[str] = (),
         *,
         restarted: bool,
-        outside: RunnerRequests | None = None,
+        serve_runner: ServeRunner | None = None,
+        on_outside_refusal: OnOutsideRefusal | None = None,
     ) -> None:
         """Starts the gateway; `restarted` after a death, it continues the sessions that were open then.
 
-        Of those that an earlier start of the run left open it continues the `kept` ones. `outside` serves runners.
+        Of the sessions that an earlier start left open the `kept` ones continue. `serve_runner` replies to runners.
         """
         # Imported here, since vLLM's serving classes take seconds to import and few processes need them.
         from seamless_verl.gateway.recorder import JournalRecorder
@@ -136,8 +138,8 @@ class Sessions:
             journal=self.journal,
             listeners=[] if settings.socket_holder is None else await held_sockets(settings.socket_holder),
             on_failure=self.on_failure,
-            serve_runner=outside and outside.handle,
-            on_outside_refusal=outside and outside.refused,
+            serve_runner=serve_runner,
+            on_outside_refusal=on_outside_refusal,
         )
         self.calls.paused_time.now = self.gateway.table.clock
         self.gateway.table.paused_s = self.calls.paused_time.total

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from seamless_verl.errors import ConfigError, JournalError, shorten
+from seamless_verl.errors import ConfigError, JournalError, JournalOrderError, shorten
 from seamless_verl.journal.events import BEGUN, LEASED, UNDONE, GroupOutcome, OutsideEvent, RequestRefused
 from seamless_verl.journal.schema import (
     TABLES,
@@ -34,10 +34,12 @@ from seamless_verl.journal.stored import (
     StoredSession,
     is_validation,
     outcome_of,
+    rebuild_record,
 )
 from seamless_verl.journal.validator import STAGES
 from seamless_verl.runtime.locks import is_locked
 from seamless_verl.trajectory.records import LOGPROB, TOKEN, Finish, Segment, append_chunk
+from seamless_verl.trajectory.session import SessionRecord
 
 STAGE = "COALESCE((SELECT MAX(stage) FROM stages WHERE session=sessions.n), 0)"
 REASON = f"(SELECT note FROM stages WHERE session=sessions.n AND stage={STAGES.index(Stage.CLOSED)})"
@@ -214,6 +216,20 @@ class JournalReader:
         finally:
             if db is not None:
                 db.close()
+
+
+def read_closed_session(journal: JournalReader, session_id: str) -> SessionRecord:
+    """The record of a session that was closed and not handed over; reads the file, and so blocks.
+
+    Raises:
+        JournalOrderError: it is open, unknown, or was handed over.
+    """
+    stored = journal.read(session_id)
+    if stored is None or stored.stage not in (Stage.CLOSED, Stage.HANDING):
+        stage = "unknown" if stored is None else stored.stage
+        reason = f"the session is {stage}; it must be closed and not handed over"
+        raise JournalOrderError("hand-over", session_id, reason)
+    return rebuild_record(stored)
 
 
 def check_file(path: Path) -> None:

@@ -12,15 +12,11 @@ from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from seamless_verl.errors import JournalOrderError
 from seamless_verl.journal.events import GroupOutcome, RequestRefused
 from seamless_verl.trajectory.records import Finish, Segment, Turn
 from seamless_verl.trajectory.session import Closed, SessionRecord
-
-if TYPE_CHECKING:
-    from seamless_verl.journal.reader import JournalReader
 
 
 class Stage(StrEnum):
@@ -183,17 +179,3 @@ def rebuild_record(stored: StoredSession, *, all_calls: bool = False) -> Session
 def parse_close_reason(reason: str) -> Closed:
     """The kind of a session's reason to close; any other text, such as an administrator's, is FINISHED."""
     return Closed(reason) if reason in set(Closed) else Closed.FINISHED
-
-
-def read_closed_session(journal: JournalReader, session_id: str) -> SessionRecord:
-    """The record of a session that was closed and not handed over; reads the file, and so blocks.
-
-    Raises:
-        JournalOrderError: it is open, unknown, or was handed over.
-    """
-    stored = journal.read(session_id)
-    if stored is None or stored.stage not in (Stage.CLOSED, Stage.HANDING):
-        stage = "unknown" if stored is None else stored.stage
-        reason = f"the session is {stage}; it must be closed and not handed over"
-        raise JournalOrderError("hand-over", session_id, reason)
-    return rebuild_record(stored)

@@ -38,31 +38,28 @@ async def serve_engine(
 ) -> EngineServer:
     """Serves the engine to clients with the token; port 0 takes a free one. Raises OSError if it cannot listen."""
     server = EngineServer(source, token=token, replica_id=replica_id, greeting_s=greeting_s)
-    await server.listen(host, port)
+    loop = asyncio.get_running_loop()
+    server.listener = await loop.create_server(lambda: _ServerConnection(server), host, port)
     return server
 
 
 class EngineServer:
-    """A listening server and its connections."""
+    """A listening server and its connections; `serve_engine` makes one."""
+
+    listener: asyncio.Server
 
     def __init__(self, source: EngineSource, *, token: str, replica_id: str, greeting_s: float) -> None:
         self.source, self.token, self.replica_id, self.greeting_s = source, token, replica_id, greeting_s
         self.connections: set[_ServerConnection] = set()
         self.tasks: set[asyncio.Task[None]] = set()
-        self._server: asyncio.Server | None = None
 
     @property
     def port(self) -> int:
-        assert self._server is not None, "it does not listen"
-        return int(self._server.sockets[0].getsockname()[1])
-
-    async def listen(self, host: str, port: int) -> None:
-        self._server = await asyncio.get_running_loop().create_server(lambda: _ServerConnection(self), host, port)
+        return int(self.listener.sockets[0].getsockname()[1])
 
     async def close(self) -> None:
         """Closes every connection, and returns when every call has been aborted in the engine."""
-        if self._server is not None:
-            self._server.close()
+        self.listener.close()
         for connection in tuple(self.connections):
             connection.abandon("the server was closed")
         if self.tasks:

@@ -29,7 +29,8 @@ from seamless_verl.journal import (
     SqliteJournal,
     StoredCall,
 )
-from seamless_verl.journal.stored import read_closed_session, rebuild_record
+from seamless_verl.journal.reader import read_closed_session
+from seamless_verl.journal.stored import rebuild_record
 from seamless_verl.trajectory.records import Finish, TokenChunk, logprobs, tokens
 from seamless_verl.trajectory.session import Closed, SessionRecord
 

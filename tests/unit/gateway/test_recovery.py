@@ -25,7 +25,7 @@ from seamless_verl.gateway.retries import MAX_ATTEMPTS, Attempt, Attempts
 from seamless_verl.gateway.session import SamplingParameters, Session, SessionLimits, SessionSampling
 from seamless_verl.gateway.sessions import SessionTable
 from seamless_verl.journal import RequestRefused, SqliteJournal, Stage, StoredCall
-from seamless_verl.journal.stored import read_closed_session
+from seamless_verl.journal.reader import read_closed_session
 from seamless_verl.trajectory.records import Finish, Segment, TokenChunk, logprobs, tokens
 
 REPLY = {"role": "assistant", "content": "a reply"}
