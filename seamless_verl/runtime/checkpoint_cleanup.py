@@ -139,12 +139,13 @@ def marked_save(folder: str, step: int) -> Iterator[None]:
         CheckpointError: it failed, and the disk is why.
     """
     run, path = read_run(Path(os.environ.get(RUN_FILE, ""))), Path(folder)
-    marks = run is not None and run.marks_each_save
+    if run is not None and not run.marks_each_save:
+        run = None
     try:
-        if run is not None and marks:
+        if run is not None:
             run.write_marker(path, step)
         yield
-        if run is not None and marks:
+        if run is not None:
             marker_file(path, run.name).unlink()
     except Exception as error:
         if (why := disk_failure(path, error)) is not None:

@@ -1,10 +1,12 @@
 """Keeps the actors that a run cannot lose on the nodes that it cannot lose either.
 
-verl spreads agent loop workers, reward workers and TransferQueue over all nodes of the cluster, and leaves its router
-to Ray. The loss of a node that only generates would then end a run that could do without its replicas. Here these
-actors get the nodes whose loss ends the run in any case: the task runner's, and those of machines that do more than
-generate. Without tags all nodes are alike, and verl's spreading stays. So does TransferQueue's own where its setting
-names a resource that the nodes of its storage must have: only others may have it.
+verl spreads agent loop workers, reward workers and TransferQueue over all nodes, and leaves its router to Ray. The loss
+of a node that only generates would then end a run that could do without its replicas. Here these actors get the nodes
+whose loss ends the run in any case: the task runner's, and those of machines that do more than generate. Without tags
+all nodes are alike, and verl's spreading stays, and TransferQueue's where its setting names a resource of its nodes.
+
+verl has no factory for these: it asks `ray.nodes()` in three modules, and gives its router no options. So the name
+`ray` is another one there while the actors are made.
 """
 
 from __future__ import annotations

@@ -1,15 +1,11 @@
 """Places verl's resource pools and worker groups on the machines of the plan, which may differ from each other.
 
-Each machine of the plan is first assigned to a node of the cluster; machines with the fewest candidate nodes come
-first. Ray's label selector for the node's id then keeps it there, so that two pools never take each other's machine.
-A machine for which no node has room yet is requested by its labels alone. This makes an autoscaling cluster start a
-node, which is awaited for at most `wait_s` seconds. A machine without a node is refused with a ConfigError that says
-what the cluster has.
+Each machine of the plan is first assigned to a node of the cluster, and Ray's label selector for the node's id keeps it
+there. A machine for which no node has room yet is requested by its labels alone: an autoscaling cluster then starts a
+node, which is awaited for at most `wait_s` seconds. Worker groups follow the machines of their pool; verl's own treat a
+pool as copies of its first machine.
 
-Worker groups follow the machines of their pool. verl's own treat a pool as copies of its first machine.
-
-Invariant: one node for each machine, and on no node more devices than it has. Sources:
-verl/single_controller/ray/base.py, ray/util/placement_group.py (`bundle_label_selector`).
+Invariant: one node for each machine, and on no node more devices than it has.
 """
 
 from __future__ import annotations
@@ -18,7 +14,7 @@ import logging
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -203,7 +199,7 @@ class TagPools:
         """
         staying = {node.node_id: node for node in nodes if not node.leaving}
         lost, full = list[Machine](), list[Machine]()
-        for machine, devices in self._devices_of(rank).items():
+        for machine, devices in self._machines_of(self.plan.replicas[rank].devices).items():
             node = staying.get(self.nodes.get(machine.number, ""))
             if node is None:
                 lost.append(machine)
@@ -214,15 +210,9 @@ class TagPools:
         self.nodes |= {} if missing else moved
         return missing
 
-    def _devices_of(self, rank: int) -> dict[Machine, int]:
-        """How many devices this replica has on each of its machines."""
-        of_device = {device.number: device.node for device in self.plan.devices}
-        counts = Counter(of_device[device] for device in self.plan.replicas[rank].devices)
-        return {self.machines[number]: count for number, count in counts.items()}
-
     def machines_of(self, rank: int) -> list[Machine]:
         """The machines of this replica."""
-        return list(self._devices_of(rank))
+        return list(self._machines_of(self.plan.replicas[rank].devices))
 
     def _without_promised(self, node: ClusterNode) -> ClusterNode:
         """The node less the devices that its machines of this run have or are about to reserve."""
@@ -243,16 +233,17 @@ class TagPools:
 
     def _placed(self, numbers: Sequence[int]) -> list[PlacedMachine]:
         """The machines of these devices, in the order of their first device."""
-        return list(self._by_machine(numbers))
+        found = list[PlacedMachine]()
+        for machine, devices in self._machines_of(numbers).items():
+            node = self.nodes.get(machine.number)
+            found.append(PlacedMachine(machine, devices, machine.labels if node is None else ((NODE_ID, node),)))
+        return found
 
-    def _by_machine(self, numbers: Sequence[int]) -> Iterator[PlacedMachine]:
+    def _machines_of(self, devices: Sequence[int]) -> dict[Machine, int]:
+        """How many of these devices are on each machine."""
         of_device = {device.number: device.node for device in self.plan.devices}
-        order = [of_device[number] for number in numbers]
-        for number in dict.fromkeys(order):
-            machine = self.machines[number]
-            node = self.nodes.get(number)
-            selector = machine.labels if node is None else ((NODE_ID, node),)
-            yield PlacedMachine(machine, order.count(number), selector)
+        counts = Counter(of_device[device] for device in devices)
+        return {self.machines[number]: count for number, count in counts.items()}
 
 
 def place_by_tags(trainer: Any, plan: Plan, *, wait_s: float = 0.0) -> TagPools:

@@ -1,13 +1,10 @@
 """Starts lost replicas again, while the run goes on with the others.
 
 A thread asks the data plane which replicas it gave up, and starts another server with its engine on the devices of
-each. A replica on devices of its own whose node is gone gets those of another node with its labels. So does one whose
-devices somebody else took after a start of it had failed. Until there is such a node it waits, and one that joins is
-taken as soon as it has joined. What has started is connected by the trainer's thread alone, where weights may be
-loaded: before a commit, whose load it then takes part in, or while training waits for groups, when it loads the
-committed version by itself. So it serves no other weights. On an accelerator that it shares with the trainer it also
-starts there: vLLM measures the memory that it finds free, and neither training nor the copying of a version may change
-it meanwhile.
+each, or of another node with its labels where these are gone or taken; until there is one, the replica waits. What has
+started is connected by the trainer's thread alone, where weights may be loaded: before a commit, or while training
+waits for groups. So it serves no other weights. On an accelerator that it shares with the trainer it also starts there:
+vLLM measures the memory that it finds free, which neither training nor the copying of a version may change meanwhile.
 
 Invariants:
 - A replica is started by one thread at a time, and only after what was left of its lost server is dead.
