@@ -225,11 +225,10 @@ class SeamlessAgentLoopWorker(plain_class(AgentLoopWorkerTQ)):  # type: ignore[m
         attributes = {key: trajectory[key] for key in ("sample_index", "step", "rollout_n", "validate")}
         with rollout_trace_attr(**attributes, name="agent_loop", trace=trace):
             output, group = await self._agent_loop(agent_name).run(sampling, **kwargs), GROUP.get()
-            outputs, session = (output if isinstance(output, list) else [output]), None
+            outputs = output if isinstance(output, list) else [output]
+            session = output if isinstance(output, SessionOutputs) else None
             if not outputs:
                 raise AgentFailedError("it left nothing to train", UNTRAINABLE)
-            if isinstance(output, SessionOutputs):
-                session = output
             try:
                 rows = await self._scored_rows(outputs, trajectory["validate"], kwargs)
             except BaseException as error:
