@@ -68,7 +68,7 @@ class LostReplicas:
         if view.state is DEAD and why != "restored" and not self.stopping:
             if (detail := self.connections.stuck.pop(name, None)) is not None:
                 self.connections.give_up(name, LossReason.STUCK, detail)
-            elif self.fleet.timed_out(name):
+            elif self.fleet.is_late(name):
                 self.connections.give_up(name, LossReason.LATE, f"{why} (seamless.watchdog.transition_s)")
             elif why == GIVEN_UP_ELSEWHERE:  # to connect to it again may take as long, and commands would wait for that
                 self.connections.give_up(name, LossReason.UNREACHABLE, why)

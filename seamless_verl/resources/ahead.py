@@ -69,7 +69,7 @@ LOOK_S = 0.2  # between two looks: calls report their tokens in pieces
 
 
 class EngineLoad(Protocol):
-    """An engine at one moment: its `running` calls, how many it has `seats` for, the tokens it generated so far, and
+    """An engine at one moment: its `running` calls, how many `slots` it has for calls, the tokens it generated so far, and
     whether it `serves`, or is paused."""
 
     @property
@@ -79,7 +79,7 @@ class EngineLoad(Protocol):
     def running(self) -> int: ...
 
     @property
-    def seats(self) -> int: ...
+    def slots(self) -> int: ...
 
     @property
     def generated(self) -> float: ...
@@ -114,7 +114,7 @@ class EngineUse:
         return self._last is None or now - self._last[0] >= LOOK_S
 
     def look(self, loads: Sequence[EngineLoad], waiting: int, now: float, ahead: int) -> None:
-        """Counts what was lost since the last look; the first look of a wait only begins. `waiting` calls have no seat.
+        """Counts what was lost since the last look; the first look of a wait only begins. `waiting` calls have no slot.
 
         Calls come from `ahead` + 1 steps' worth of prompts. With another number of steps there would be more or fewer
         of them in proportion.
@@ -134,7 +134,7 @@ class EngineUse:
     def _count(
         self, before: Mapping[str, EngineLoad], after: Sequence[EngineLoad], waiting: float, seconds: float, step: float
     ) -> None:
-        """`waiting` calls an engine have no seat; `step` is one step's share of all calls."""
+        """`waiting` calls an engine have no slot; `step` is one step's share of all calls."""
         shares: list[list[float]] = []  # of the full rate: as it is, with fewer and with more calls
         for load in after:
             earlier = before.get(load.replica_id, load)
@@ -143,8 +143,8 @@ class EngineUse:
             if load.serves and earlier.serves and not restarted:
                 self.curve.observe(calls, (load.generated - earlier.generated) / seconds, seconds)
             there = calls + waiting
-            fewer, more = min(calls, there * (1 - step)), max(calls, min(load.seats, there * (1 + step)))
-            shares.append([self.curve.efficiency(number, load.seats) for number in (calls, fewer, more)])
+            fewer, more = min(calls, there * (1 - step)), max(calls, min(load.slots, there * (1 + step)))
+            shares.append([self.curve.efficiency(number, load.slots) for number in (calls, fewer, more)])
         if shares:
             as_is, fewer, more = (seconds * (1 - mean(of_all)) for of_all in zip(*shares, strict=True))
             lost = self.lost

@@ -156,9 +156,9 @@ class Fleet:
         if replica is not None and replica.state is not DEAD and engine in (None, replica.engine):
             self._lose(replica, reason)
 
-    def timed_out(self, replica_id: str) -> bool:
+    def is_late(self, replica_id: str) -> bool:
         """Whether the replica is dead because its control did not reply in time."""
-        return self._replica(replica_id).timed_out
+        return self._replica(replica_id).late is not None
 
     async def remove(self, replica_id: str) -> None:
         """Takes a replica out and closes its engine; its calls continue elsewhere."""
@@ -286,7 +286,6 @@ class Fleet:
         try:
             done, _ = await asyncio.wait({replica.command}, timeout=self._deadline_s)
             if not done:
-                replica.timed_out = True
                 replica.late, replica.command = replica.command, None
                 replica.late.set_name("late command")
                 replica.late.add_done_callback(partial(self._late_command_ended, replica))

@@ -373,7 +373,7 @@ class RolloutManager:
 
     def _late(self) -> list[str]:
         """The replicas that were given up because they did not carry out a command in time."""
-        return [name for name in self.in_state(self.fleet, DEAD) if self.fleet.timed_out(name)]
+        return [name for name in self.in_state(self.fleet, DEAD) if self.fleet.is_late(name)]
 
     async def _reconcile(self) -> bool:
         """Reconnects to lost replicas and pauses those that must be paused; returns whether one came back."""

@@ -19,7 +19,7 @@ REMEMBERED = 2048  # lengths; older ones are forgotten, since a model's lengths 
 class ReplicaLoad:
     """One replica: its `running` calls, frozen ones too, of which `urgent` are of groups that training waits for.
 
-    `seats` is how many calls it may run at once, 0 while it is dead, `generated` the tokens of its calls so far, and
+    `slots` is how many calls it may run at once, 0 while it is dead, `generated` the tokens of its calls so far, and
     `longest` the tokens that its longest call is expected to generate still. It `serves` unless it is paused, loads
     weights or is dead.
     """
@@ -27,7 +27,7 @@ class ReplicaLoad:
     replica_id: str
     running: int = 0
     urgent: int = 0
-    seats: int = 0
+    slots: int = 0
     generated: int = 0
     longest: float = 0.0
     serves: bool = True
@@ -38,7 +38,7 @@ class ReplicaLoad:
             self.replica_id,
             self.running + other.running,
             self.urgent + other.urgent,
-            self.seats + other.seats,
+            self.slots + other.slots,
             self.generated + other.generated,
             max(self.longest, other.longest),
             self.serves and other.serves,
@@ -47,7 +47,7 @@ class ReplicaLoad:
 
 @dataclass(frozen=True, slots=True)
 class RolloutObservation:
-    """The replicas, how many calls wait for a seat, and how many groups have ended."""
+    """The replicas, how many calls wait for a slot, and how many groups have ended."""
 
     replicas: tuple[ReplicaLoad, ...] = ()
     waiting: int = 0

@@ -90,7 +90,7 @@ class ReplicaView:
         return self.load / self.capacity
 
     @property
-    def has_room(self) -> bool:
+    def has_slot(self) -> bool:
         """Whether it takes one more call."""
         return self.open and self.load < self.capacity
 
@@ -149,8 +149,9 @@ class Slot:
 
 @dataclass(eq=False)
 class Replica:
-    """One replica. `command` is its control's running command; `lock` makes operations follow each other.
+    """One replica, with slots for `capacity` calls, of which `slots` are taken.
 
+    `command` is its control's running command; `lock` makes operations follow each other.
     `since` is when it entered its state, and `commanded` when its command began, both on the monotonic clock.
     """
 
@@ -165,13 +166,12 @@ class Replica:
     outdated: bool = False  # it waits for its turn in a weight update: a newer version is committed
     expected: bool = False  # it will have the committed weights soon: calls may wait for it (slots.py)
     training: bool = False  # training has its device: it takes no calls, also where it serves for a moment
-    timed_out: bool = False  # its control did not reply in time: it may be alive
     slots: set[Slot] = field(default_factory=set)
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     since: float = field(default_factory=lambda: time.monotonic())
     command: asyncio.Task[Any] | None = None
     commanded: float = 0.0
-    late: asyncio.Task[Any] | None = None  # the command that did not end in time; its end is a sign of life
+    late: asyncio.Task[Any] | None = None  # the command that did not end in time: it may be alive, as its end shows
 
     @property
     def current(self) -> bool:

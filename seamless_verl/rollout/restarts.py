@@ -1,5 +1,8 @@
 """Which lost replicas are started again, and when: at once, then after growing waits, and not for ever.
 
+A replica is *lost* when its connection or its process is gone; it may come back by itself. It is *given up*, for a
+`LossReason`, when it does not: its server is to be started again. It is *abandoned* once that was done too often.
+
 Owned state: the stage of each replica on its way back, how many starts it had in a row, and counts of the run.
 
 Invariants:

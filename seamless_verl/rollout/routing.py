@@ -69,15 +69,15 @@ def _choose(serving: FleetView) -> tuple[str, ReplicaView | None]:
     if not serving:
         return "spilled", None
     first, second = serving[0], serving[min(1, len(serving) - 1)]
-    if first.has_room and first.utilization <= second.utilization + MARGIN:
+    if first.has_slot and first.utilization <= second.utilization + MARGIN:
         return "preferred", first
-    if second.has_room:
+    if second.has_slot:
         return "second", second
     return "spilled", _least_loaded(serving)
 
 
 def _least_loaded(view: FleetView) -> ReplicaView | None:
-    return min((r for r in view if r.has_room), key=lambda r: (r.utilization, r.replica_id), default=None)
+    return min((r for r in view if r.has_slot), key=lambda r: (r.utilization, r.replica_id), default=None)
 
 
 def _sizes(view: FleetView) -> Sizes:

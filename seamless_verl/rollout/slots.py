@@ -104,7 +104,7 @@ class WaitQueue:
             insort(self._waiters, waiter, key=PLACE)
 
     def grant_slots(
-        self, grant: Callable[[str], Slot | None], fits_preferred: Callable[[str], bool], has_room: Callable[[], bool]
+        self, grant: Callable[[str], Slot | None], fits_preferred: Callable[[str], bool], has_slot: Callable[[], bool]
     ) -> None:
         """Grants slots while there is room.
 
@@ -118,7 +118,7 @@ class WaitQueue:
             for waiter in chain(self._overdue, preferred, self._waiters):
                 if waiter.offer(grant):
                     granted.append(waiter)
-                    if not has_room():
+                    if not has_slot():
                         break
         finally:  # also if a later grant raises
             for waiter in granted:
@@ -185,7 +185,7 @@ class Slots:
 
     def grant_waiting(self) -> None:
         """Grants slots to waiting calls; to be called whenever there may be room where there was none."""
-        if len(self._queue) and self._has_room():
+        if len(self._queue) and self._has_slot():
             preferred, refused = self._policy.preferred(self.view), set[str | None]()
 
             def grant(key: str) -> Slot | None:
@@ -197,7 +197,7 @@ class Slots:
                     refused.add(its_own)
                 return slot
 
-            self._queue.grant_slots(grant, lambda key: self._fits(preferred(key)), self._has_room)
+            self._queue.grant_slots(grant, lambda key: self._fits(preferred(key)), self._has_slot)
 
     @contextmanager
     def resuming(self, replica: Replica) -> Iterator[None]:
@@ -237,7 +237,7 @@ class Slots:
         accounted = self._given_back + self._dropped + attached
         check_equal("slots given back + dropped + attached", self._granted, accounted)
         preferred, awaited = self._policy.preferred(self.view), self._policy.awaited(self.view)
-        idle = [key for key in self._queue.keys if preferred(key) not in awaited] if self._has_room() else []
+        idle = [key for key in self._queue.keys if preferred(key) not in awaited] if self._has_slot() else []
         check_equal("calls that wait while there is room", 0, len(idle))
 
     def _end_resuming(self, replica: Replica) -> None:
@@ -250,18 +250,18 @@ class Slots:
         self._expected = []
         self.grant_waiting()
 
-    def _has_room(self) -> bool:
+    def _has_slot(self) -> bool:
         return any(map(self._fits, self._replicas))
 
     def _fits(self, replica_id: str | None) -> bool:
-        return replica_id is not None and self._replicas[replica_id].view.has_room
+        return replica_id is not None and self._replicas[replica_id].view.has_slot
 
     def _grant(self, key: str) -> Slot | None:
         chosen = self._policy.decide(self.view, key)
         if chosen is None:
             return None
         replica = self._replicas[chosen]
-        assert replica.view.has_room, f"chosen was {chosen}, which is {replica.view}"
+        assert replica.view.has_slot, f"chosen was {chosen}, which is {replica.view}"
         slot = Slot(replica, self._give_back, replica.pauses)
         replica.slots.add(slot)
         self._granted += 1

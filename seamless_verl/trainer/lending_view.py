@@ -127,7 +127,7 @@ class DeviceViews:
                 urgent=load.urgent,
                 rate=rate,
                 longest_s=self.rates.seconds(load),
-                seats=load.seats,
+                slots=load.slots,
                 engine=load.replica_id,
             )
             for device in devices

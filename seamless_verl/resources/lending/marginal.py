@@ -79,9 +79,9 @@ class RateCurve:
                 return r0 + (r1 - r0) * (calls - c0) / (c1 - c0)
         return points[-1][1]
 
-    def efficiency(self, calls: float, seats: int) -> float:
-        """The rate at `calls` as a share of that with every seat taken, 0 to 1."""
-        full = max(self.at(seats), self.at(calls))
+    def efficiency(self, calls: float, slots: int) -> float:
+        """The rate at `calls` as a share of that with every slot taken, 0 to 1."""
+        full = max(self.at(slots), self.at(calls))
         return self.at(calls) / full if full > 0 else 0.0
 
     def state_dict(self) -> dict[str, Any]:
@@ -147,15 +147,15 @@ class Marginal(BasePolicy):
         self._learn(view)
         chosen = self._assignments(view, lendable)
         lent = [device for device in lendable if chosen[device.device_id].use is Use.ROLLOUT]
-        self._group_interval.generates(any(device.seats for device in (*lent, *rollout_only_devices(view))))
+        self._group_interval.generates(any(device.slots for device in (*lent, *rollout_only_devices(view))))
         return chosen
 
     def _assignments(self, view: LendingView, lendable: tuple[DeviceView, ...]) -> Assignments:
         if self._due(view) and not self._waits_for_more(view, lendable):
             return {d.device_id: Assignment(Use.TRAIN, LendingReason.DUE) for d in lendable}
-        chosen = {d.device_id: self._keep_or_return(view, d) for d in lendable if d.use is Use.ROLLOUT or not d.seats}
-        kept = any(d.seats and chosen[d.device_id].use is Use.ROLLOUT for d in lendable if d.device_id in chosen)
-        with_trainer = engines_of(d for d in lendable if d.use is Use.TRAIN and d.seats)
+        chosen = {d.device_id: self._keep_or_return(view, d) for d in lendable if d.use is Use.ROLLOUT or not d.slots}
+        kept = any(d.slots and chosen[d.device_id].use is Use.ROLLOUT for d in lendable if d.device_id in chosen)
+        with_trainer = engines_of(d for d in lendable if d.use is Use.TRAIN and d.slots)
         return chosen | self._lend(view, with_trainer, kept=kept)
 
     def _learn(self, view: LendingView) -> None:
@@ -171,18 +171,18 @@ class Marginal(BasePolicy):
 
     def _waits_for_more(self, view: LendingView, lendable: tuple[DeviceView, ...]) -> bool:
         """Whether to wait for one more mini-batch although one is due, to save a round trip."""
-        demand, lent_devices = view.demand, [d for d in lendable if d.use is Use.ROLLOUT and d.seats]
+        demand, lent_devices = view.demand, [d for d in lendable if d.use is Use.ROLLOUT and d.slots]
         if not lent_devices or self._group_interval.seconds is None or demand.ready >= demand.left_in_step:
             return False
         trip = view.costs.switch_to_rollout_s + view.costs.switch_to_train_s
         training = demand.ready // demand.needed * view.costs.train_s
-        efficiencies = [self._rate_curve.efficiency(min(d.running, d.seats), d.seats) for d in lent_devices]
+        efficiencies = [self._rate_curve.efficiency(min(d.running, d.slots), d.slots) for d in lent_devices]
         efficiency = sum(efficiencies) / len(efficiencies)
         lost = (1 - efficiency) * self._group_interval.seconds * demand.needed
         return trip > self.overhead * training and trip > lost
 
     def _keep_or_return(self, view: LendingView, device: DeviceView) -> Assignment:
-        if not device.seats:
+        if not device.slots:
             return Assignment(device.use, LendingReason.EMPTY)  # its replica is dead, and nobody hands it over
         if device.running or view.demand.waiting or view.demand.coming:
             due = view.due_in_s is not None and view.due_in_s <= view.costs.switch_to_train_s
@@ -231,7 +231,7 @@ class Marginal(BasePolicy):
         spare = view.demand.waiting + view.demand.coming
         shares = [(spare + i) // len(ranked) for i in range(len(ranked))][::-1]
         return [
-            self._rate_curve.efficiency(min(engine[0].running + more, engine[0].seats), engine[0].seats)
+            self._rate_curve.efficiency(min(engine[0].running + more, engine[0].slots), engine[0].slots)
             for engine, more in zip(ranked, shares, strict=True)
         ]
 

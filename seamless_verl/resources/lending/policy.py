@@ -67,7 +67,7 @@ class LendingReason(StrEnum):
 class DeviceView:
     """One device. `use` is what it is used for or is switching to; `running` counts calls in its engine, frozen ones
     too, and `urgent` those of groups that the staleness bound waits for. `rate` is what its engine generates now, in
-    tokens/s; `longest_s` estimates the seconds its longest call still takes; `seats` is how many calls it may run at
+    tokens/s; `longest_s` estimates the seconds its longest call still takes; `slots` is how many calls it may run at
     once, 0 where it has no replica now. These are its engine's: devices that share an `engine` are lent and reclaimed
     together, and "" is an engine of its own.
     """
@@ -79,7 +79,7 @@ class DeviceView:
     urgent: int = 0
     rate: float = 0.0
     longest_s: float = 0.0
-    seats: int = 32
+    slots: int = 32
     engine: str = ""
 
     @property
@@ -177,7 +177,7 @@ class BasePolicy(ABC):
         decision |= _held_calls(view, lendable)
         for device in lendable:
             self._record_change(view, device, decision[device.device_id])
-        goes_on = any(device.seats for device in rollout_only_devices(view))  # a replica is on it
+        goes_on = any(device.slots for device in rollout_only_devices(view))  # a replica is on it
         return {d.device_id: _with_carry(d, decision[d.device_id], goes_on) for d in view.devices}
 
     @abstractmethod
@@ -207,7 +207,7 @@ def _held_calls(view: LendingView, lendable: tuple[DeviceView, ...]) -> dict[str
     """Lends what has frozen calls for which training waits: nobody else would end them."""
     if view.due_in_s is not None or not view.demand.held:
         return {}
-    holding = (engine for engine in engines_of(lendable) if any(d.urgent and d.seats for d in engine))
+    holding = (engine for engine in engines_of(lendable) if any(d.urgent and d.slots for d in engine))
     frozen = [device for engine in holding for device in engine if device.use is Use.TRAIN]
     return assign_all(tuple(frozen), Use.ROLLOUT, LendingReason.NEEDED)
 
@@ -230,7 +230,7 @@ def assign_all(lendable: tuple[DeviceView, ...], use: Use, reason: LendingReason
 
 def fixed_devices_generate(view: LendingView) -> bool:
     """Whether a device that is not lendable generates, or will as soon as it gets a call, which takes a replica."""
-    return any(device.running or view.demand.waiting for device in rollout_only_devices(view) if device.seats)
+    return any(device.running or view.demand.waiting for device in rollout_only_devices(view) if device.slots)
 
 
 def engines_of(devices: Iterable[DeviceView]) -> list[tuple[DeviceView, ...]]:
@@ -285,7 +285,7 @@ class Never(BasePolicy):
                 "Tag a device rollout only, or choose marginal or step_boundary",
             )
         self._handed_over = self._handed_over or view.due_in_s is not None or view.trained > 0
-        if view.due_in_s is None and not any(device.seats for device in rollout_only_devices(view)):
+        if view.due_in_s is None and not any(device.slots for device in rollout_only_devices(view)):
             return assign_all(lendable, Use.ROLLOUT, LendingReason.NEEDED)
         if self._handed_over:
             return assign_all(lendable, Use.TRAIN, LendingReason.NEVER)

@@ -21,7 +21,7 @@ class SimulatedLoad:
 
     replica_id: str
     running: int
-    seats: int
+    slots: int
     generated: float
     serves: bool
 

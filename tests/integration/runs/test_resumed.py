@@ -70,7 +70,7 @@ def check_lending(checkpoints: Path, last: int) -> None:
     assert resumed[2][0][0].now >= saved["now"]
     views = [view for *_, rows in (started, resumed) for view, _ in rows]
     assert {device.device_id for device in views[0].devices} == {"train-0", "rollout-0"}
-    for field in ("running", "rate", "seats"):
+    for field in ("running", "rate", "slots"):
         assert any(getattr(device, field) for view in views for device in view.devices), field
     for field in ("ready", "finished", "coming"):
         assert any(getattr(view.demand, field) for view in views), field

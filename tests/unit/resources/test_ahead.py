@@ -132,7 +132,7 @@ def test_a_step_of_no_time_is_left_out(seconds: float) -> None:
 
 
 def seen(*engines: tuple[int, int]) -> list[ReplicaLoad]:
-    """Engines of 8 seats by their running calls and their tokens."""
+    """Engines of 8 slots by their running calls and their tokens."""
     return [ReplicaLoad(f"r{i}", n, 0, 8, tokens) for i, (n, tokens) in enumerate(engines)]
 
 
@@ -202,11 +202,11 @@ def test_with_other_prompts_there_would_be_other_calls_in_proportion() -> None:
     assert fewer > 1 - 600 / 800 > more > 0
 
 
-def test_calls_that_wait_would_take_the_seats_of_those_that_there_would_not_be() -> None:
+def test_calls_that_wait_would_take_the_slots_of_those_that_there_would_not_be() -> None:
     use = EngineUse()
     for now in (0.0, 1.0):
         use.look(seen((8, 800 * int(now))), 8, now, 1)
-    assert use.take() == EngineLoss(0.0, 0.0, 0.0), "half of 16 calls are as many as there are seats"
+    assert use.take() == EngineLoss(0.0, 0.0, 0.0), "half of 16 calls are as many as there are slots"
 
 
 def worst_staleness(

@@ -400,9 +400,9 @@ async def test_what_runs_where_is_observed() -> None:
         [released] = w.calls.observe({"u"}, 7).replicas
         assert (released.running, released.urgent, released.longest) == (0, 0, 0.0)
         assert w.calls.observe({"u"}, 7).waiting == 3
-        assert released.seats == 2
+        assert released.slots == 2
         w.fleet.lost("a", "its process died")
-        assert w.calls.observe({"u"}, 7).replicas[0].seats == 0
+        assert w.calls.observe({"u"}, 7).replicas[0].slots == 0
         ends.cancel()
         third.cancel()
 

@@ -343,8 +343,8 @@ async def test_a_replica_that_waits_for_its_update_keeps_its_calls_and_takes_no_
     for slot in before:
         slot.release()
     assert {(await task).replica.replica_id for task in later} == {"b"}
-    assert [(view.outdated, view.has_room) for view in fleet.view] == [(True, False), (False, True)]
-    assert await fleet.update_weights(["a"], 1, "weights") == ["a"] and fleet.view[0].has_room
+    assert [(view.outdated, view.has_slot) for view in fleet.view] == [(True, False), (False, True)]
+    assert await fleet.update_weights(["a"], 1, "weights") == ["a"] and fleet.view[0].has_slot
     fleet.check_integrity()
 
 
@@ -623,7 +623,7 @@ async def test_a_control_that_does_not_reply_in_time_loses_its_replica_and_names
     assert await fleet.pause(["good", "hung"], PauseMode.KEEP) == ["good"]
     assert {view.replica_id: view.state for view in fleet.view} == {"good": PAUSED, "hung": DEAD}
     assert any(name == "hung" and "paused" in why and "0.05 s" in why for name, why in changes)
-    assert [fleet.timed_out(name) for name in ("good", "hung")] == [False, True]
+    assert [fleet.is_late(name) for name in ("good", "hung")] == [False, True]
     slot.release()
     fleet.check_integrity()
 
@@ -641,7 +641,7 @@ async def test_a_late_reply_is_a_sign_of_life_unless_it_says_that_the_replica_di
             raise ReplicaLostError("a", "its server died")
 
     device.pause = slow  # type: ignore[method-assign]
-    assert await fleet.pause(["a"], PauseMode.KEEP) == [] and fleet.timed_out("a")
+    assert await fleet.pause(["a"], PauseMode.KEEP) == [] and fleet.is_late("a")
     assert fleet.view[0].state is DEAD and not replied
     done.set()
     await settle()
@@ -658,7 +658,7 @@ async def test_a_late_reply_of_a_replica_that_was_replaced_or_removed_says_nothi
         await fleet.pause(["a"], PauseMode.KEEP)
         if end == "replaced":
             fleet.add("a", engine=(other := Device("a")), control=other, capacity=2, version=0)
-            assert not fleet.timed_out("a")
+            assert not fleet.is_late("a")
             fleet.lost("a", "for the next case")
         else:
             await fleet.remove("a")

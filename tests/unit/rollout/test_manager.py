@@ -227,7 +227,7 @@ class TrainerCommands(RuleBasedStateMachine):
 
     @rule(plane=st.sampled_from(["first", "other"]), key=st.integers(0, 9), number=st.integers(1, 6))
     def begin_calls(self, plane: str, key: int, number: int) -> None:
-        """Of as many conversations; a data plane has seats for 12. Where it dies they are not heard of again."""
+        """Of as many conversations; a data plane has slots for 12. Where it dies they are not heard of again."""
         fleet = self.world.processes[plane].manager.fleet
 
         async def begin() -> None:

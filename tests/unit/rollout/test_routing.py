@@ -45,14 +45,14 @@ def test_a_replica_with_room_is_chosen_if_there_is_one_unless_the_preferred_is_a
 ) -> None:
     policy = PrefixAffinity()
     seen = [ReplicaView(f"r{n}", s, 0, load, size, *comes) for n, (s, load, size, *comes) in enumerate(replicas)]
-    chosen, able = policy.decide(seen, key), {replica.replica_id for replica in seen if replica.has_room}
+    chosen, able = policy.decide(seen, key), {replica.replica_id for replica in seen if replica.has_slot}
     named = {replica.replica_id: replica for replica in seen}
     preferred = named.get(policy.preferred(seen)(key) or "")
     awaited = preferred is not None and preferred.coming and preferred.load < preferred.capacity
     if awaited and preferred is not None and preferred.expected:
         awaited = all(preferred.utilization < replica.utilization for replica in seen if replica.open)
     assert chosen in able if able and not awaited else chosen is None
-    if preferred is not None and preferred.has_room:  # only a less busy one is chosen instead
+    if preferred is not None and preferred.has_slot:  # only a less busy one is chosen instead
         assert chosen is not None and (named[chosen] is preferred or named[chosen].utilization < preferred.utilization)
 
 

@@ -70,7 +70,7 @@ class ToldLending(DeviceLending):
 
 START = TrainingProgress(Demand(ready=0, needed=4, left_in_step=16), trained=0, update=0)
 SHARED = {f"replica-{i}": (f"train-{i}",) for i in range(2)}
-SEEN = RolloutObservation((ReplicaLoad("replica-0", running=7, seats=8), ReplicaLoad("replica-1", running=5, seats=8)))
+SEEN = RolloutObservation((ReplicaLoad("replica-0", running=7, slots=8), ReplicaLoad("replica-1", running=5, slots=8)))
 
 
 def parts(
@@ -114,7 +114,7 @@ def test_the_policy_sees_where_training_is_and_what_the_engines_have() -> None:
     assert between.due_in_s is None, "nothing is known yet of what comes after this computation"
     assert (waiting.trained, waiting.update) == (6, 2)
     assert waiting.demand == replace(demand, held=True, coming=20 - 7 - 5)
-    assert [(one.running, one.seats, one.use) for one in waiting.devices] == [(7, 8, Use.TRAIN), (5, 8, Use.TRAIN)]
+    assert [(one.running, one.slots, one.use) for one in waiting.devices] == [(7, 8, Use.TRAIN), (5, 8, Use.TRAIN)]
 
 
 def test_a_policy_that_waits_for_more_groups_is_waited_for_as_long_as_groups_end() -> None:
@@ -126,7 +126,7 @@ def test_a_policy_that_waits_for_more_groups_is_waited_for_as_long_as_groups_end
 
 
 def test_calls_move_to_a_device_that_goes_on_generating() -> None:
-    third = RolloutObservation((*SEEN.replicas, ReplicaLoad("replica-2", running=0, seats=8)))
+    third = RolloutObservation((*SEEN.replicas, ReplicaLoad("replica-2", running=0, slots=8)))
     lending = devices(Marginal(), rollout={"replica-2": ("rollout-0",)}, seen=third)
     with lending.training("update_actor"):
         assert lending.cut == ["replica-0", "replica-1"]
@@ -152,7 +152,7 @@ def without_progress(policy: Any, seen: RolloutObservation, more: dict[str, Any]
 
 
 def test_a_dead_replica_is_not_lent_in_the_place_of_a_living_one() -> None:
-    seen = RolloutObservation((ReplicaLoad("replica-0", seats=0), ReplicaLoad("replica-1", seats=8)), waiting=1)
+    seen = RolloutObservation((ReplicaLoad("replica-0", slots=0), ReplicaLoad("replica-1", slots=8)), waiting=1)
     policy = Marginal()
     policy.load_state_dict(Marginal().state_dict() | {"pace": {**vars(GroupInterval()), "seconds": 0.1}})
     lending = without_progress(policy, seen, {})
@@ -178,7 +178,7 @@ def test_the_time_between_groups_is_that_of_generation() -> None:
 def test_a_replica_of_several_devices_is_lent_whole_for_a_single_call(monkeypatch: pytest.MonkeyPatch) -> None:
     wide = {f"replica-{i}": tuple(f"train-{4 * i + j}" for j in range(4)) for i in range(4)}
     monkeypatch.setattr(sys.modules[__name__], "SHARED", wide)
-    seen = RolloutObservation(tuple(ReplicaLoad(name, seats=8) for name in wide), waiting=1)
+    seen = RolloutObservation(tuple(ReplicaLoad(name, slots=8) for name in wide), waiting=1)
     lending = without_progress(Marginal(), seen, {"unfinished": 2})
     assert lending.orders_given[1] == ("lend", ["replica-0", "replica-3"]), "two calls, a replica for each"
 
@@ -186,7 +186,7 @@ def test_a_replica_of_several_devices_is_lent_whole_for_a_single_call(monkeypatc
 def test_never_lends_where_the_last_replica_of_its_own_is_gone() -> None:
     """Else calls would wait for ever: there is none that will generate."""
     alone = {"replica-2": ("rollout-0",)}
-    seen = RolloutObservation((*SEEN.replicas, ReplicaLoad("replica-2", seats=0)), waiting=4)
+    seen = RolloutObservation((*SEEN.replicas, ReplicaLoad("replica-2", slots=0)), waiting=4)
     lending = devices(Never(), replace(START, trained=1), alone, seen=seen)
     with lending.training("update_actor"):
         pass

@@ -36,7 +36,7 @@ def test_the_longest_call_takes_its_tokens_at_the_speed_of_one_call() -> None:
 
 def test_all_devices_are_seen_with_their_tags_and_the_calls_that_may_come() -> None:
     observed = list[list[str]]()
-    loads = (ReplicaLoad("a", running=3, urgent=1, seats=8), ReplicaLoad("b", running=6, seats=8))
+    loads = (ReplicaLoad("a", running=3, urgent=1, slots=8), ReplicaLoad("b", running=6, slots=8))
 
     def observe(late: object) -> RolloutObservation:
         observed.append(list(late))  # type: ignore[call-overload]

@@ -124,7 +124,7 @@ def test_marginal_collects_mini_batches_where_a_switch_is_expensive_and_engines_
     full = view("BB", now=9.0, lent=True, running=32, ready=4, due_in_s=0.0, costs=expensive)
     assert policy.decide(full)["B0"].reason is LendingReason.AMORTIZE
     observe_group_interval(policy := Marginal(), 0.5)
-    with_a_dead_one = replace(full, devices=(full.devices[0], replace(full.devices[1], seats=0, running=0)))
+    with_a_dead_one = replace(full, devices=(full.devices[0], replace(full.devices[1], slots=0, running=0)))
     assert policy.decide(with_a_dead_one)["B0"].reason is LendingReason.AMORTIZE, "the one that lives is full"
     assert uses(policy, replace(full, demand=replace(full.demand, ready=16))) == "TT"
     assert uses(policy, replace(full, costs=COSTS)) == "TT"
@@ -145,7 +145,7 @@ def test_a_dead_replica_is_not_taken_for_one_that_will_generate(policy: LendingP
     now = observe_group_interval(policy, 0.5)  # what it would gain is less than a switch costs
     alive = view("BR", now=now, trained=1, update=1, finished=59, costs=EXPENSIVE)
     shared, fixed = alive.devices
-    dead = replace(alive, devices=(shared, replace(fixed, running=0, rate=0.0, seats=0)))
+    dead = replace(alive, devices=(shared, replace(fixed, running=0, rate=0.0, slots=0)))
     assert policy.decide(alive)["B0"].use is Use.TRAIN
     assert policy.decide(dead)["B0"].reason is LendingReason.NEEDED
 
