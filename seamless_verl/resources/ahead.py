@@ -69,8 +69,8 @@ LOOK_S = 0.2  # between two looks: calls report their tokens in pieces
 
 
 class EngineLoad(Protocol):
-    """An engine at one moment: its `running` calls, how many `slots` it has for calls, the tokens it generated so far, and
-    whether it `serves`, or is paused."""
+    """An engine at one moment: its `running` calls, its `slots` for calls, the tokens it generated so far, and whether
+    it `serves`, or is paused."""
 
     @property
     def replica_id(self) -> str: ...
