@@ -8,9 +8,7 @@ other programs.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, fields, is_dataclass
-from enum import Enum
-from typing import Any
+from dataclasses import asdict, dataclass
 
 from seamless_verl.errors import IntegrityError
 from seamless_verl.resources.memory import DeviceRoles, HostPeak, MemoryFacts, Peak, device_peak, host_peaks
@@ -169,12 +167,4 @@ FORMAT = 1
 
 def plan_to_json(plan: Plan) -> str:
     """The plan and the version of its format, indented."""
-    return json.dumps({"format": FORMAT, "plan": _plain(plan)}, indent=1)
-
-
-def _plain(value: Any) -> Any:
-    if is_dataclass(value):
-        return {f.name: _plain(getattr(value, f.name)) for f in fields(value)}
-    if isinstance(value, tuple):
-        return [_plain(item) for item in value]
-    return value.value if isinstance(value, Enum) else value
+    return json.dumps({"format": FORMAT, "plan": asdict(plan)}, indent=1)

@@ -135,7 +135,8 @@ class World:
             await asyncio.sleep(0)
             for name in sorted(process.lost):
                 server = self.servers[name]
-                state, version = snapshot.restored_state(name, server.version, server.paused)
+                async with server.updating:  # it says so after a load that is under way
+                    state, version = snapshot.restored_state(name, server.version, server.paused)
                 control = server if plane == "first" else NoControl()
                 if state is STALE and server.paused is None:
                     server.paused = PauseMode.KEEP
