@@ -19,16 +19,19 @@ from seamless_verl.tools.compare.learning import (
     times_to_target,
 )
 from seamless_verl.tools.compare.machine import differ, machine_words
-from seamless_verl.tools.compare.outcome import ArmSummary, Pair, Run, RunState
+from seamless_verl.tools.compare.outcome import Pair, Run, RunState
 from seamless_verl.tools.compare.statistics import RewardTest, Spread
 
 ABSENT, NOT_REACHED = "-", "not reached"
 WITHOUT = "without validations"
-HEADER = (
-    *("arm", "runs", "tokens/s", "to baseline", "step s", "idle", "staleness", "in updates", "dropped", "reward"),
-    "reward to baseline",
+FIGURES = (
+    ("tokens/s", "tokens_per_s", ",.0f"),
+    ("to baseline", "ratio", ".2f"),
+    (f"tokens/s {WITHOUT}", "training_tokens_per_s", ",.0f"),
+    ("step s", "step_s", ".2f"),
+    ("idle", "idle", ".0%"),
 )
-WITHOUT_AT = HEADER.index("to baseline") + 1  # the place of tokens/s without validations, where the two differ
+"""Columns of the arms' table: name, figure of an arm's summary, and form."""
 RATIO_NAMES = {
     "tokens_per_s": "tokens/s",
     "training_tokens_per_s": f"tokens/s {WITHOUT}",
@@ -39,7 +42,6 @@ RATIO_NAMES = {
     "staleness_updates": "in updates",
     "reward": "reward",
 }
-TIMES_HEADER = ("arm", "step s", "waits s", "update s", "weights s", "lent s")
 FRONTIER = (
     *("arm", "permitted", "tokens/s", "to baseline", "reward", "versions old", "updates old", "dropped", "collapsed"),
     *("trained lengths", "distance", "p"),
@@ -72,9 +74,9 @@ class Section:
 def sections(comparison: Comparison) -> Iterator[Section]:
     """All tables, in the order of the report."""
     yield Section("Arms", arm_table(comparison))
-    caution = ratio_caution(comparison)
-    machines = list(machine_lines(comparison))
-    yield Section("Ratios, pair by pair", ratio_table(comparison), note=caution, after=machines)
+    pairs = [summary.ratio.values for summary in comparison.summaries if summary.ratio is not None]
+    few = caution(comparison.steps - comparison.skip, min(pairs)) if pairs else ""
+    yield Section("Ratios, pair by pair", ratio_table(comparison), note=few, after=list(machine_lines(comparison)))
     if any(getattr(summary, name) for summary in comparison.summaries for name in TIMES):
         yield Section("Where a step's time goes", times_table(comparison))
     if comparison.forced_work is not None:
@@ -84,8 +86,8 @@ def sections(comparison: Comparison) -> Iterator[Section]:
     if (equal := comparison.equal_tokens) is not None:
         title = f"At {equal.tokens:,.0f} generated tokens"
         yield Section(title, equal_table(equal, comparison.baseline), note=EQUAL_TOKENS)
-    if len(curve := reward_table(comparison)[1]) > 1:
-        yield Section("Reward by step", (reward_table(comparison)[0], curve))
+    if len((curve := reward_table(comparison))[1]) > 1:
+        yield Section("Reward by step", curve)
     if comparison.arms and comparison.summaries:
         unknown = list(unknown_lines(comparison))
         yield Section("The frontier of staleness", frontier_table(comparison), before=unknown)
@@ -111,7 +113,7 @@ def terminal_table(comparison: Comparison) -> str:
 
 def ending(comparison: Comparison) -> str:
     """What the terminal has at the end, beside the table."""
-    tables = [reward_table(comparison)] if len(reward_table(comparison)[1]) > 1 else []
+    tables = [curve] if len((curve := reward_table(comparison))[1]) > 1 else []
     if (equal := comparison.equal_tokens) is not None:
         tables.append(equal_table(equal, comparison.baseline))
     if comparison.forced_work is not None:
@@ -138,29 +140,22 @@ def spread(values: Spread | None, form: str, *, alone: bool = False) -> str:
 
 
 def arm_table(comparison: Comparison) -> Table:
-    """A row for each arm; tokens/s without validations are beside those with them where the two differ."""
-    header, rows = list(HEADER), [cells(summary) for summary in comparison.summaries]
-    if comparison.validates:
-        header.insert(WITHOUT_AT, f"tokens/s {WITHOUT}")
-        for row, summary in zip(rows, comparison.summaries, strict=True):
-            row.insert(WITHOUT_AT, spread(summary.training_tokens_per_s, ",.0f"))
-    return header, rows
-
-
-def cells(summary: ArmSummary) -> list[str]:
-    """The row of an arm, in the order of HEADER: medians, and lowest to highest where there are several runs."""
-    return [
-        summary.arm,
-        f"{summary.finished}/{summary.runs}",
-        spread(summary.tokens_per_s, ",.0f"),
-        spread(summary.ratio, ".2f"),
-        spread(summary.step_s, ".2f"),
-        spread(summary.idle, ".0%"),
-        mean_and_highest(summary.staleness_mean, summary.staleness_max),
-        spread(summary.staleness_updates, ".0f", alone=True),
-        spread(summary.dropped_tokens, ",.0f", alone=True),
-        spread(summary.reward, ".3f"),
-        reward_words(summary.reward_test),
+    """A row for each arm: medians, and lowest to highest where there are several runs."""
+    shown = [column for column in FIGURES if comparison.validates or WITHOUT not in column[0]]
+    others = ("staleness", "in updates", "dropped", "reward", "reward to baseline")
+    header = ["arm", "runs", *(name for name, _, _ in shown), *others]
+    return header, [
+        [
+            one.arm,
+            f"{one.finished}/{one.runs}",
+            *(spread(getattr(one, figure), form) for _, figure, form in shown),
+            mean_and_highest(one.staleness_mean, one.staleness_max),
+            spread(one.staleness_updates, ".0f", alone=True),
+            spread(one.dropped_tokens, ",.0f", alone=True),
+            spread(one.reward, ".3f"),
+            reward_words(one.reward_test),
+        ]
+        for one in comparison.summaries
     ]
 
 
@@ -190,9 +185,10 @@ def ratio_table(comparison: Comparison) -> Table:
 def times_table(comparison: Comparison) -> Table:
     """The parts of a step as trainers log them; medians of steps, and of runs."""
     names = ("step_s", *TIMES)
-    return TIMES_HEADER, [
+    rows = [
         [one.arm, *(spread(getattr(one, name), ".2f", alone=True) for name in names)] for one in comparison.summaries
     ]
+    return ("arm", "step s", "waits s", "update s", "weights s", "lent s"), rows
 
 
 def work_table(comparison: Comparison) -> Table:
@@ -200,15 +196,8 @@ def work_table(comparison: Comparison) -> Table:
     work = comparison.forced_work
     assert work is not None
     limit = None if work.bound is None else work.bound.tokens_per_s
-    rows = [
-        [
-            arm,
-            spread(rate, ",.0f"),
-            f"{work.budget[arm]:.3f}",
-            ABSENT if limit is None else f"{rate.median / limit:.0%}",
-        ]
-        for arm, rate in work.rates.items()
-    ]
+    shares = {arm: ABSENT if limit is None else f"{rate.median / limit:.0%}" for arm, rate in work.rates.items()}
+    rows = [[arm, spread(rate, ",.0f"), f"{work.budget[arm]:.3f}", shares[arm]] for arm, rate in work.rates.items()]
     return ("arm", "generated tokens/s", "budget", "of the bound"), rows
 
 
@@ -274,12 +263,6 @@ def caution(steps: int, pairs: int) -> str:
     return f"With care: this rests on {', and on '.join(few)}." if few else ""
 
 
-def ratio_caution(comparison: Comparison) -> str:
-    """The caution for all ratios: that of the arm with the fewest pairs."""
-    pairs = [summary.ratio.values for summary in comparison.summaries if summary.ratio is not None]
-    return caution(comparison.steps - comparison.skip, min(pairs)) if pairs else ""
-
-
 def machine_lines(comparison: Comparison) -> Iterator[str]:
     """A line for each pair of runs that were made on two machines, as far as that is known."""
     for arm in dict.fromkeys(run.arm for run in comparison.runs):
@@ -338,25 +321,25 @@ def equal_table(equal: EqualTokens, baseline: str) -> Table:
 
 def frontier_table(comparison: Comparison) -> Table:
     """What staleness brings and costs: a row for each arm of which something is known before it ran."""
-    rows = [frontier_row(comparison, summary) for summary in comparison.summaries if summary.arm in comparison.arms]
+    rows = []
+    for one in comparison.summaries:
+        if one.arm in comparison.arms:
+            permitted, fallen = comparison.arms[one.arm].permitted, len(collapses_of(comparison, one.arm))
+            rows.append(
+                [
+                    one.arm,
+                    ABSENT if permitted is None else str(permitted),
+                    spread(one.tokens_per_s, ",.0f"),
+                    spread(one.ratio, ".2f"),
+                    spread(one.reward, ".3f"),
+                    mean_and_highest(one.staleness_mean, one.staleness_max),
+                    mean_and_highest(one.staleness_updates_mean, one.staleness_updates),
+                    spread(one.dropped_share, ".1%"),
+                    f"{fallen}/{one.finished}" if one.finished else ABSENT,
+                    *length_cells(list(comparison.finished(one.arm).values())),
+                ]
+            )
     return FRONTIER, rows
-
-
-def frontier_row(comparison: Comparison, summary: ArmSummary) -> list[str]:
-    permitted = comparison.arms[summary.arm].permitted
-    fallen = len(collapses_of(comparison, summary.arm))
-    return [
-        summary.arm,
-        ABSENT if permitted is None else str(permitted),
-        spread(summary.tokens_per_s, ",.0f"),
-        spread(summary.ratio, ".2f"),
-        spread(summary.reward, ".3f"),
-        mean_and_highest(summary.staleness_mean, summary.staleness_max),
-        mean_and_highest(summary.staleness_updates_mean, summary.staleness_updates),
-        spread(summary.dropped_share, ".1%"),
-        f"{fallen}/{summary.finished}" if summary.finished else ABSENT,
-        *length_cells(list(comparison.finished(summary.arm).values())),
-    ]
 
 
 def length_cells(runs: Sequence[Run]) -> list[str]:

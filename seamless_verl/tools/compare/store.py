@@ -87,13 +87,10 @@ def run_rows(comparison: Comparison) -> list[dict[str, Any]]:
         named["machine"] = machine_words(run.machine) if run.machine else None
         figures = {} if run.figures is None else asdict(run.figures)
         reached = times[run.arm].reached.get(run.pair) if run.arm in times else None
-        rows.append(named | arm_columns(comparison.arms.get(run.arm)) | figures | learning_columns(run, goals, reached))
+        facts = comparison.arms.get(run.arm, ArmFacts(""))
+        known = {"permitted": facts.permitted, "learning_rate": float(facts.rate) if facts.rate else None}
+        rows.append(named | known | figures | learning_columns(run, goals, reached))
     return rows
-
-
-def arm_columns(facts: ArmFacts | None) -> dict[str, Any]:
-    rate = float(facts.rate) if facts is not None and facts.rate else None
-    return {"permitted": None if facts is None else facts.permitted, "learning_rate": rate}
 
 
 def learning_columns(run: Run, goals: Mapping[Pair, float], reached: RewardPoint | None) -> dict[str, Any]:
@@ -133,16 +130,9 @@ def write_table(file: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     from pyarrow import parquet
 
     names = dict.fromkeys(name for row in rows for name in row)
-    table = pa.table({name: column([row.get(name) for row in rows]) for name in names})
+    table = pa.table({name: [row.get(name) for row in rows] for name in names})
     with replaced_file(file) as temporary:
         parquet.write_table(table, temporary)
-
-
-def column(values: Sequence[Any]) -> list[Any]:
-    """Values of one type: whole numbers beside others become floats."""
-    numbers = all(value is None or (isinstance(value, int | float) and not isinstance(value, bool)) for value in values)
-    mixed = numbers and any(isinstance(value, float) for value in values)
-    return [None if value is None else float(value) for value in values] if mixed else list(values)
 
 
 def write_manifest(out: Path, manifest: Mapping[str, Any]) -> None:

@@ -21,8 +21,8 @@ def test_a_page_is_asked_while_its_run_goes_on(
     before = {child.pid for child in psutil.Process().children(recursive=True)}
     sizes = ["--rounds", "1", "--steps", "8", "--skip", "2", "--out", str(tmp_path / "out")]
     assert main([*small_run(nano), *sizes]) == 0
-    alone, viewed = (line.split() for line in capsys.readouterr().out.splitlines()[1:3])
-    assert alone[:2] == ["1", "alone"] and viewed[:2] == ["1", "viewed"]
-    assert float(alone[2]) > 0 and float(viewed[2]) > 0
-    assert 0 < float(viewed[3].rstrip("%")) < 20 and int(viewed[4]) >= 3
+    alone, viewed = (line.split() for line in capsys.readouterr().out.splitlines()[-2:])
+    assert alone[0] == "alone-seed1-r1" and viewed[0] == "viewed-seed1-r1"
+    assert float(alone[1]) > 0 and float(viewed[1]) > 0
+    assert 0 < float(viewed[2].rstrip("%")) < 20 and int(viewed[3]) >= 3
     assert {child.pid for child in psutil.Process().children(recursive=True)} <= before

@@ -1,30 +1,48 @@
-"""The figures of the view's bench."""
+"""The client of the view's bench: whom it asks, until when, and what it counts."""
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import httpx
 import pytest
 
-from seamless_verl.tools.bench.view import ViewRun, in_pairs, rate_of, text_of
-from seamless_verl.tools.compare.running import Step
+from seamless_verl.tools.bench import view
+from seamless_verl.tools.bench.view import ASKS, Viewer
 
 
-def step(number: int, at: float, tokens: int) -> Step:
-    data = {"perf/total_num_tokens": tokens, "response_length/mean": 30.0, "prompt_length/mean": 10.0}
-    return {"step": number, "at": at, "data": data}
+def folder_of(out: Path, *, steps: int) -> Path:
+    folder = out / "viewed-seed1-r1"
+    folder.mkdir()
+    (folder / "log.txt").write_text("x\nThe view of this run: http://here:1/\n")
+    (folder / "logged.jsonl").write_text("".join(json.dumps({"step": n}) + "\n" for n in range(steps)))
+    return folder
 
 
-def test_the_rate_is_of_what_comes_after_the_first_steps() -> None:
-    steps = [step(0, 1.0, 0), step(1, 10.0, 8000), step(2, 14.0, 800), step(3, 16.0, 400)]
-    assert rate_of(steps, 1) == pytest.approx(0.75 * 1200 / 6)
+def looked(out: Path, monkeypatch: pytest.MonkeyPatch, status: int) -> Viewer:
+    """After one look at a run of three steps."""
+    viewer = Viewer(out, last_step=3)
+    waits = iter([False, True])
+    monkeypatch.setattr(viewer, "ended", SimpleNamespace(wait=lambda seconds: next(waits)))
+    monkeypatch.setattr(view.httpx, "get", lambda url, timeout: httpx.Response(status))
+    viewer.look()
+    return viewer
 
 
-def test_pairs_begin_with_either() -> None:
-    assert list(in_pairs(2)) == [(1, False), (1, True), (2, True), (2, False)]
+def test_a_page_is_asked_for_all_that_the_overview_asks_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = folder_of(tmp_path, steps=2)
+    viewer = looked(tmp_path, monkeypatch, 200)
+    assert viewer.replies == {folder.name: len(ASKS)} and viewer.missing == []
 
 
-def test_the_ratio_is_pair_by_pair() -> None:
-    rates = {(1, False): 100.0, (1, True): 99.0, (2, True): 210.0, (2, False): 200.0}
-    runs = [ViewRun(number, viewed, rates[number, viewed], 0.004, 9) for number, viewed in in_pairs(2)]
-    text = text_of(runs)
-    assert "over tokens/s without: 1.020 (0.990 to 1.050); the view's process took 0.40% of the cores' time" in text
-    assert [line.split()[:3] for line in text.splitlines()[1:3]] == [["1", "alone", "100"], ["1", "viewed", "99"]]
+def test_what_is_no_reply_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder_of(tmp_path, steps=2)
+    assert looked(tmp_path, monkeypatch, 500).missing[0] == "viewed-seed1-r1, api/run: 500"
+
+
+def test_after_the_last_step_nobody_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder_of(tmp_path, steps=3)
+    viewer = looked(tmp_path, monkeypatch, 500)
+    assert viewer.replies == {} and viewer.missing == []

@@ -12,20 +12,21 @@ from seamless_verl.tools.compare.page import markdown, page, two_lines
 from seamless_verl.tools.compare.report import (
     arm_table,
     caution,
-    cells,
     machine_lines,
     ratio_table,
+    reward_table,
     run_line,
     terminal_table,
+    times_table,
     verdicts,
 )
 
 
 def test_an_arm_is_compared_with_the_first_one_in_pairs() -> None:
-    sync, ours, failed = comparison().summaries
-    assert cells(sync)[:4] == ["sync", "2/2", "238 (233-244)", "-"]
-    assert cells(ours)[3] == "1.59 (1.57-1.62)" and cells(ours)[5:8] == ["30% (30%-30%)", "1.0, at most 1", "7"]
-    assert cells(failed)[1:4] == ["0/2", "-", "-"]
+    _, (sync, ours, failed) = arm_table(comparison())
+    assert sync[:4] == ["sync", "2/2", "238 (233-244)", "-"]
+    assert ours[3] == "1.59 (1.57-1.62)" and ours[5:8] == ["30% (30%-30%)", "1.0, at most 1", "7"]
+    assert failed[1:4] == ["0/2", "-", "-"]
 
 
 def test_speed_is_with_validations_and_the_one_without_is_beside() -> None:
@@ -83,7 +84,7 @@ def test_the_verdict_has_speed_and_reward() -> None:
 def test_rewards_that_differ_by_more_than_noise_do() -> None:
     runs = [finished("sync", seed, logged(8, seconds=1.0, reward=0.01 + seed / 1e5)) for seed in (1, 2)]
     runs += [finished("seamless", seed, logged(8, seconds=1.0, reward=0.05 + seed / 1e5)) for seed in (1, 2)]
-    assert cells(comparison(runs=runs).summaries[1])[-1].endswith(": differs")
+    assert arm_table(comparison(runs=runs))[1][1][-1].endswith(": differs")
 
 
 def test_one_run_of_each_is_no_test_of_rewards() -> None:
@@ -156,3 +157,32 @@ def test_a_cell_has_its_spread_in_a_second_line() -> None:
     assert two_lines("1.59 (1.57-1.62)") == "1.59<small>1.57-1.62</small>"
     assert two_lines("+0.005 +- 0.064: differs") == "+0.005 +- 0.064<small>differs</small>"
     assert two_lines("a<b") == "a&lt;b"
+
+
+def test_validations_by_step_are_a_table_of_the_mean_over_seeds_and_their_range() -> None:
+    runs = []
+    for arm, rise in (("sync", 0.01), ("seamless", 0.02)):
+        for seed in (1, 2):
+            log = logged(12, seconds=1.0)
+            for row in log[3::4]:
+                row["data"]["val-core/sums/reward/mean@1"] = rise * row["step"] + seed / 10
+            runs.append(finished(arm, seed, log))
+    header, rows = reward_table(comparison(runs=runs))
+    assert header == ("step", "sync", "seamless") and [row[0] for row in rows] == ["4", "8", "12"]
+    assert rows[0][1:] == ["0.190 (0.140-0.240)", "0.230 (0.180-0.280)"]
+    assert "## Reward by step" in markdown(comparison(runs=runs)) and "Reward by step" not in markdown(comparison())
+
+
+def test_where_a_steps_time_goes_is_a_table() -> None:
+    log = logged(8, seconds=2.0)
+    for row in log:
+        row["data"] |= {"timing_s/gen": 1.2, "timing_s/update_actor": 0.5, "timing_s/update_weights": 0.1}
+    header, (sync,) = times_table(comparison(runs=[finished("sync", 1, log)]))
+    assert dict(zip(header, sync, strict=True)) == {
+        "arm": "sync",
+        "step s": "2.00",
+        "waits s": "1.20",
+        "update s": "0.50",
+        "weights s": "0.10",
+        "lent s": "-",
+    }
