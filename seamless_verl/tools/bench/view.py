@@ -27,8 +27,7 @@ from seamless_verl.tools.compare.arms import parse_arms
 from seamless_verl.tools.compare.command import make, prepared, split_job
 from seamless_verl.tools.compare.job import job_named
 from seamless_verl.tools.compare.plan import Options
-from seamless_verl.tools.compare.processes import exit_on_signals
-from seamless_verl.tools.compare.running import LOG_FILE, METRICS_FILE
+from seamless_verl.tools.compare.running import LOG_FILE, METRICS_FILE, exit_on_signals
 from seamless_verl.tools.compare.series import RunSeries
 
 ADDRESS = re.compile(r"The view of this run: (http\S+)")

@@ -21,8 +21,8 @@ from seamless_verl.tools.compare.job import Job, job_named, with_data
 from seamless_verl.tools.compare.outcome import RunState
 from seamless_verl.tools.compare.plan import SKIP, STEPS, Options, check_arms
 from seamless_verl.tools.compare.probing import probe_arms, probe_job
-from seamless_verl.tools.compare.processes import exit_on_signals
 from seamless_verl.tools.compare.report import ending
+from seamless_verl.tools.compare.running import exit_on_signals
 from seamless_verl.tools.compare.series import RunSeries, cannot_run
 from seamless_verl.tools.compare.store import output_folder
 from seamless_verl.tools.compare.workloads import WORKLOADS

@@ -22,7 +22,7 @@ from typing import Any
 from seamless_verl.platform.cores import CPU_CORES, VISIBLE_DEVICES
 from seamless_verl.platform.detect import set_cpu_environment
 from seamless_verl.tiny.files import replaced_file
-from seamless_verl.tools.compare.processes import managed_process
+from seamless_verl.tools.compare.running import managed_process
 from seamless_verl.tools.compare.workloads import DEVICES, KV_CACHE_BYTES, PROMPT_TOKENS, WORKLOADS, Workload
 
 MODULE, RATES_FILE, LOG_FILE = "seamless_verl.tools.compare.engine_baseline", "rates.json", "rates.txt"

@@ -16,7 +16,7 @@ from seamless_verl.tools.compare.figures import LAST
 from seamless_verl.tools.compare.job import Job
 from seamless_verl.tools.compare.machine import gpus
 from seamless_verl.tools.compare.plan import Options, shared_overrides
-from seamless_verl.tools.compare.processes import managed_process
+from seamless_verl.tools.compare.running import managed_process
 
 FOLDER, RESULT_FILE, LOG_FILE = "probes", "config.json", "log.txt"
 PROBE_S = 900.0  # a recipe makes its model and its data first

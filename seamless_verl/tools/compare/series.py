@@ -47,9 +47,8 @@ from seamless_verl.tools.compare.machine import condition_lines, gpus, span, sur
 from seamless_verl.tools.compare.outcome import Run, RunState
 from seamless_verl.tools.compare.plan import Options, PlannedRun, checkpoints, planned_runs, shared_overrides
 from seamless_verl.tools.compare.probing import ProbedArm
-from seamless_verl.tools.compare.processes import RunFailedError
 from seamless_verl.tools.compare.report import run_line, terminal_table
-from seamless_verl.tools.compare.running import LOG_FILE, METRICS_FILE, Step, run_logged
+from seamless_verl.tools.compare.running import LOG_FILE, METRICS_FILE, RunFailedError, Step, run_logged
 from seamless_verl.tools.compare.store import DONE, StoredRun, read_run, write_manifest, write_report, write_run
 from seamless_verl.tools.compare.workloads import SAMPLES_FILE
 

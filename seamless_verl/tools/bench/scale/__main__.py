@@ -39,7 +39,7 @@ from seamless_verl.tools.bench.gateway.arms import child_process, module, read_p
 from seamless_verl.tools.bench.gateway.load import Pacing
 from seamless_verl.tools.bench.scale.core_share import KEY, check_share, limited_to
 from seamless_verl.tools.bench.scale.sessions import Served, Work, run_agents
-from seamless_verl.tools.compare.processes import exit_on_signals
+from seamless_verl.tools.compare.running import exit_on_signals
 
 TOKEN_S = 0.02  # of an engine
 CHUNK = 16  # tokens that it gives at once to nobody who reads along

@@ -31,8 +31,16 @@ from seamless_verl.tools.bench.soak.report import BLOCKS, Verdict, growths, meas
 from seamless_verl.tools.bench.soak.samples import SCRATCH, Sample, look
 from seamless_verl.tools.compare.command import split_job
 from seamless_verl.tools.compare.job import Job, job_named
-from seamless_verl.tools.compare.processes import RunFailedError, Tail, exit_on_signals, managed_process, stop
-from seamless_verl.tools.compare.running import LOG_END, LOG_FILE, METRICS_FILE
+from seamless_verl.tools.compare.running import (
+    LOG_END,
+    LOG_FILE,
+    METRICS_FILE,
+    RunFailedError,
+    Tail,
+    exit_on_signals,
+    managed_process,
+    stop,
+)
 
 ENDLESS = 1_000_000
 RUN_FAILED = 3

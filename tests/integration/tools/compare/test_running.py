@@ -12,8 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from seamless_verl.tools.compare.processes import RunFailedError, exit_on_signal
-from seamless_verl.tools.compare.running import Step, run_logged
+from seamless_verl.tools.compare.running import RunFailedError, Step, exit_on_signal, run_logged
 
 pytestmark = pytest.mark.integration
 JOB = """
