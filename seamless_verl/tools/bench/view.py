@@ -20,8 +20,8 @@ from pathlib import Path
 import httpx
 import psutil
 
-from seamless_verl.errors import exits_on_config_error
 from seamless_verl.cli.output import text_table
+from seamless_verl.errors import exits_on_config_error
 from seamless_verl.tools.bench.arguments import job_parser, new_folder
 from seamless_verl.tools.compare.arms import parse_arms
 from seamless_verl.tools.compare.command import make, prepared, split_job
