@@ -174,17 +174,22 @@ class IntegrityError(SeamlessError, AssertionError):
 
 
 class NoProgressError(SeamlessError, TimeoutError):
-    """A run made no progress for `limit_s` seconds, a limit that follows from `setting`; `found` says what did not
-    move."""
+    """A run made no progress for `limit_s` seconds: `no_progress_s`, or a part's limit, which follows from `setting`.
 
-    def __init__(self, found: str, limit_s: float, setting: str = "seamless.watchdog.no_progress_s") -> None:
+    `found` says what did not move.
+    """
+
+    def __init__(self, found: str, limit_s: float, setting: str = "") -> None:
         super().__init__(found, limit_s, setting)
         self.found, self.limit_s, self.setting = found, limit_s, setting
 
     def __str__(self) -> str:
+        limit, whose = f"seamless.watchdog.no_progress_s={self.limit_s:g} seconds", "every process"
+        if self.setting:
+            limit, whose = f"{self.limit_s:g} seconds ({self.setting})", "the processes concerned"
         return (
-            f"{self.found}\nNothing has moved for {self.limit_s:g} seconds ({self.setting}). The log above has the "
-            "stacks of the processes concerned; set a larger value if a step may take so long"
+            f"{self.found}\nNothing has moved for {limit}. The log above has the stacks of {whose}; set a larger value "
+            "if a step may take so long"
         )
 
 

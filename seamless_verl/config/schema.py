@@ -150,7 +150,7 @@ class WatchdogConfig(SettingsNode):
     @property
     def long_s(self) -> float:
         """Until a commit that does not end, or an actor that does not reply, is over its limit."""
-        return self.no_progress_s / 2
+        return max(60.0, self.no_progress_s / 2)  # a machine that is busy may be late by seconds
 
 
 @dataclass(frozen=True)

@@ -146,7 +146,7 @@ def test_what_the_trainer_waits_for_is_said_at_any_time() -> None:
 
 
 def test_each_limit_has_its_setting() -> None:
-    settings = WatchdogConfig(transition_s=5, no_progress_s=60, group_s=7.0)
+    settings = WatchdogConfig(transition_s=5, no_progress_s=600, group_s=7.0)
     limits = limits_of(settings)
     assert limits.keys() == SETTINGS.keys()
     factors = {"": 1.0, "2 x ": 2.0, "half of ": 0.5}
