@@ -61,9 +61,9 @@ from seamless_verl.platform.vllm_versions import (
     install_renderer,
     renderer_of,
     serve_parser,
+    take_host_for_device,
     validate_serve_arguments,
 )
-from seamless_verl.platform.vllm_without_device import take_host_for_device
 
 logger = logging.getLogger(__name__)
 KEEP_ALIVE_SECONDS = 75  # longer than clients keep idle connections: they close first, no request is lost in between

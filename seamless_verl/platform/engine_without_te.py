@@ -17,7 +17,7 @@ def register_engines() -> None:
     """Register the engines with verl, once."""
     from verl.workers.engine import EngineRegistry
 
-    from seamless_verl.platform.megatron.engines_without_te import TorchMegatronEngine, TorchMegatronValueEngine
+    from seamless_verl.platform.megatron.engines import TorchMegatronEngine, TorchMegatronValueEngine
 
     for model_type, engine in (("language_model", TorchMegatronEngine), ("value_model", TorchMegatronValueEngine)):
         if (DEVICE, VENDORS[0]) not in EngineRegistry._engines[model_type]["megatron"]:

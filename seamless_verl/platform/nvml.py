@@ -10,17 +10,11 @@ import logging
 import os
 import threading
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 logger = logging.getLogger(__name__)
 PERIOD_S = 1.0
 VARIABLE = "CUDA_VISIBLE_DEVICES"
-
-
-class Utilization(Protocol):
-    """Reads the share of time, from 0 to 1, for which each device computed of late."""
-
-    def read(self) -> list[float]: ...
 
 
 class NvmlUtilization:
@@ -62,7 +56,7 @@ def text_of(value: str | bytes) -> str:
 class UtilizationSampler:
     """Owns a thread that reads every `period_s` seconds until `close`."""
 
-    def __init__(self, utilization: Utilization, period_s: float = PERIOD_S) -> None:
+    def __init__(self, utilization: NvmlUtilization, period_s: float = PERIOD_S) -> None:
         self.utilization, self.period_s = utilization, period_s
         self._lock, self._ended = threading.Lock(), threading.Event()
         self._sums: list[float] = []

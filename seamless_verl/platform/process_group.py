@@ -11,31 +11,8 @@ import functools
 import os
 from typing import Any, cast
 
-from seamless_verl.platform.adaptation import Adaptation
+from seamless_verl.platform.adaptation import DEFAULT_BACKEND, GLOO_DEVICES
 
-DEFAULT_BACKEND = Adaptation(
-    "verl-default-backend",
-    "verl.utils.distributed:initialize_global_process_group_ray",
-    "verl 0.9.1",
-    'it asks torch for "cpu:gloo,<device>:<backend>", which names the host twice and is refused',
-    "(timeout_second=None, backend=None)",
-)
-
-GLOO_DEVICES = tuple(
-    Adaptation(
-        "torch-gloo-devices",
-        f"torch.distributed:ProcessGroupGloo.{name}",
-        "torch 2.13.0",
-        "each group is given the devices of the first, where torch would make its own",
-    )
-    for name in (
-        "_Options._devices",
-        "_Options._threads",
-        "_Options._timeout",
-        "create_device",
-        "create_default_device",
-    )
-)
 INTERFACES = "GLOO_SOCKET_IFNAME"  # torch's: gloo's network interfaces, by comma
 
 

@@ -47,6 +47,7 @@ __all__ = [
     "renderer_of",
     "serve_parser",
     "set_stream_interval",
+    "take_host_for_device",
     "take_stream_interval",
     "validate_serve_arguments",
 ]
@@ -170,6 +171,17 @@ def install_renderer(state: Any, renderer_class: type[Any], **options: Any) -> N
 def renderer_of(state: Any) -> Any:
     """The renderer that `install_renderer` has put there."""
     return getattr(state, "online_renderer", None) or state.openai_serving_render
+
+
+def take_host_for_device() -> None:
+    """Has vLLM take the host for its device where it found none, as on the head of a cluster; else changes nothing.
+
+    vLLM makes no configuration without a device, also where none is used: not even the parser of its options.
+    """
+    from vllm.platforms import current_platform
+
+    if not current_platform.device_type:
+        current_platform.device_type = "cpu"
 
 
 def serve_parser() -> Any:

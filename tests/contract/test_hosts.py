@@ -9,12 +9,8 @@ import pytest
 import ray
 from support.hosts import found, parameters
 
-from seamless_verl.platform.adaptation import Adaptation
+from seamless_verl.platform.adaptation import ADAPTATIONS, Adaptation
 from seamless_verl.platform.detect import PRESTART
-from seamless_verl.platform.forkserver.command import ADAPTATIONS as FORKSERVER
-from seamless_verl.platform.megatron.adapt import ADAPTATIONS as MEGATRON
-from seamless_verl.platform.process_group import DEFAULT_BACKEND, GLOO_DEVICES
-from seamless_verl.platform.vllm.adaptations import ADAPTATIONS as VLLM
 
 RAY = {
     "ray.experimental.internal_kv:_internal_kv_put": "key value overwrite * namespace",
@@ -29,11 +25,7 @@ def test_what_we_call_of_rays_own_takes_what_it_took(symbol: str) -> None:
     assert parameters(found(symbol, "seamless-trainer")) == RAY[symbol]
 
 
-@pytest.mark.parametrize(
-    "adaptation",
-    [*MEGATRON, *VLLM, DEFAULT_BACKEND, *GLOO_DEVICES, *FORKSERVER],
-    ids=lambda a: f"{a.name}-{a.symbol.split(':')[1]}",
-)
+@pytest.mark.parametrize("adaptation", ADAPTATIONS, ids=lambda a: f"{a.name}-{a.symbol.split(':')[1]}")
 def test_every_adapted_symbol_is_where_it_was(adaptation: Adaptation) -> None:
     adaptation.verify()
     assert adaptation.written_for and adaptation.reason

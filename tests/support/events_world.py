@@ -16,7 +16,7 @@ import ray
 
 from seamless_verl.data_plane.client import CONCURRENCY, RESTARTED_FOREVER
 from seamless_verl.data_plane.settings import PlaneSettings
-from seamless_verl.platform.forkserver.command import set_worker_command
+from seamless_verl.platform.forkserver.launcher import set_worker_command
 from support.events_plane import WatchedPlane
 from support.events_server import Server
 from support.paths import child_environment

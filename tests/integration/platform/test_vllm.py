@@ -120,7 +120,7 @@ def test_one_device_is_one_process_on_its_core(engine: Engine) -> None:
 
 
 def test_without_the_adaptation_a_packed_weight_is_gone(engine: Engine) -> None:
-    from seamless_verl.platform.vllm.weights import KEEP_WEIGHTS
+    from seamless_verl.platform.adaptation import KEEP_WEIGHTS
 
     pack: Any = KEEP_WEIGHTS.verify()
     kept, dropped = (torch.nn.Linear(64, 64, bias=False) for _ in range(2))
@@ -134,7 +134,8 @@ def test_without_the_adaptation_a_packed_weight_is_gone(engine: Engine) -> None:
 def test_packed_copies_that_were_given_back_are_made_again_when_used(engine: Engine) -> None:
     from vllm.model_executor.layers.utils import cpu_unquantized_gemm
 
-    from seamless_verl.platform.vllm.weights import KEEP_WEIGHTS, MULTIPLY, UNPACKED, free_packed_weights
+    from seamless_verl.platform.adaptation import KEEP_WEIGHTS
+    from seamless_verl.platform.vllm.weights import MULTIPLY, UNPACKED, free_packed_weights
 
     pack: Any = KEEP_WEIGHTS.verify()
     packed, plain = (torch.nn.Linear(64, 64, bias=False).requires_grad_(False) for _ in range(2))

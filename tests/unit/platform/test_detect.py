@@ -9,9 +9,8 @@ import pytest
 
 from seamless_verl.errors import ConfigError, HostMovedError
 from seamless_verl.platform import detect
-from seamless_verl.platform.adaptation import Adaptation
+from seamless_verl.platform.adaptation import Adaptation, use_host_types
 from seamless_verl.platform.detect import set_cpu_environment
-from seamless_verl.platform.megatron.tensor_types import use_host_types
 
 
 @pytest.mark.parametrize(("asked", "accelerator", "address", "built", "cpu"), [
@@ -100,16 +99,15 @@ def compares(kind: str) -> bool:
 
 
 def test_tensor_types_are_rewritten_once_and_in_nested_constants() -> None:
-    named = dict(adaptation="types", symbol="a:b", written_for="host 1.0")
-    use_host_types(compares, **named)
-    use_host_types(compares, **named)
+    use_host_types(compares, adaptation("a:b"))
+    use_host_types(compares, adaptation("a:b"))
     assert compares("torch.HalfTensor") and compares("torch.FloatTensor")
     assert not compares("torch.cuda.FloatTensor")
 
 
 def test_a_function_without_tensor_types_has_moved() -> None:
     with pytest.raises(HostMovedError, match="names no CUDA tensor type"):
-        use_host_types(lambda x: x == "else", adaptation="types", symbol="a:b", written_for="host 1.0")
+        use_host_types(lambda x: x == "else", adaptation("a:b"))
 
 
 def test_errors_survive_a_pickle() -> None:
