@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from seamless_verl.platform.adaptation import TENSOR_TYPES, use_host_types
-from seamless_verl.platform.cpu import HOST_DEVICE
+from seamless_verl.platform.host_device import HOST_DEVICE
 from seamless_verl.platform.megatron.engines import use_torch_layers
 
 HOST = torch.device("cpu")
