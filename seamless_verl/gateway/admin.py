@@ -49,10 +49,7 @@ class Admin:
     async def open(self, body: dict[str, Any], *, awaited: bool = False) -> dict[str, Any]:
         """Opens a session; returns its id, its key (only now), and the base URLs that contain the key.
 
-        `awaited`: an agent loop of the run waits for its end.
-
-        Raises:
-            ApiError: MALFORMED, with all mistakes of the body.
+        `awaited`: an agent loop of the run waits for its end. Raises ApiError with all mistakes of the body.
         """
         reader = _BodyReader(body, OPEN_FIELDS)
         uid = reader.value(Text, "uid", way_out="Name the prompt that the session runs on")
@@ -68,12 +65,8 @@ class Admin:
             self._table.forget(session.session_id)
             raise
         base = f"{self.url}/s/{key}"
-        return {
-            "session_id": session.session_id,
-            "key": key,
-            "base_url": f"{base}/v1",
-            "anthropic_base_url": base,
-        }
+        urls = {"base_url": f"{base}/v1", "anthropic_base_url": base}
+        return {"session_id": session.session_id, "key": key, **urls}
 
     async def close(self, session_id: str, reason: Any) -> dict[str, Any]:
         """Closes a session, after its running calls are cancelled; closing it again changes nothing."""

@@ -96,8 +96,7 @@ class Address:
 def open_listeners(host: str, port: int = 0) -> list[socket.socket]:
     """Sockets that listen at `host`, for other machines, and at the loopback address; `port` 0 takes any free one.
 
-    Raises:
-        OSError: the port is taken, or `host` is no address of this machine.
+    Raises OSError: the port is taken, or `host` is no address of this machine.
     """
     tries = TRIES
     while True:

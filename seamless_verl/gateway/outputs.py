@@ -80,15 +80,9 @@ class Decoder:
     """
 
     def __init__(self, tokenizer: Any, request: EngineCoreRequest, parent: ParentRequest | None, index: int) -> None:
+        made_for = {"tokenizer": tokenizer, "request": request, "parent_req": parent, "request_index": index}
         self._state = RequestState.from_new_request(
-            tokenizer=tokenizer,
-            request=request,
-            prompt=None,
-            parent_req=parent,
-            request_index=index,
-            queue=None,
-            log_stats=False,
-            stream_interval=1,
+            **made_for, prompt=None, queue=None, log_stats=False, stream_interval=1
         )
         params = request.sampling_params
         assert params is not None and self._state.detokenizer is not None

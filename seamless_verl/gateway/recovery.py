@@ -136,17 +136,11 @@ def restore_response(
     for item in output:
         ids.assign(item)
     items = [*(item for message in asked for item in _items([message])), *output]
-    body = {
-        "id": response["id"],
-        "object": "response",
-        "created_at": int(created_at),
-        "status": "incomplete" if finish is Finish.LENGTH else "completed",
-        "model": response["model"],
-        "output": [item.model_dump(mode="json", by_alias=True) for item in output],
-        "parallel_tool_calls": True,
-        "tool_choice": "auto",
-        "tools": [],
-    }
+    status = "incomplete" if finish is Finish.LENGTH else "completed"
+    shown = [item.model_dump(mode="json", by_alias=True) for item in output]
+    made = {"id": response["id"], "object": "response", "created_at": int(created_at), "status": status}
+    unset = {"parallel_tool_calls": True, "tool_choice": "auto", "tools": []}
+    body = {**made, "model": response["model"], "output": shown, **unset}
     return StoredResponse(body, items)
 
 
@@ -170,11 +164,6 @@ def _assistant_items(message: Mapping[str, Any]) -> Iterator[Any]:
         parts = [ResponseOutputText(type="output_text", text=text, annotations=[])]
         yield ResponseOutputMessage(type="message", id="", role=ASSISTANT, status="completed", content=parts)
     for number, call in enumerate(message.get("tool_calls") or ()):
-        function = call["function"]
-        yield ResponseFunctionToolCall(
-            type="function_call",
-            call_id=call.get("id") or f"call_{number}",
-            name=function["name"],
-            arguments=function["arguments"],
-            status="completed",
-        )
+        name, arguments = call["function"]["name"], call["function"]["arguments"]
+        known = {"call_id": call.get("id") or f"call_{number}", "name": name, "arguments": arguments}
+        yield ResponseFunctionToolCall(type="function_call", status="completed", **known)

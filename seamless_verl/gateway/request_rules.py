@@ -127,10 +127,8 @@ def changes_for(
 ) -> Changes:
     """The changes of a request's body for a model with room for `context` tokens; `sampling` is the session's.
 
-    `namespaces`: the API that is called, in this version of vLLM, takes namespaces of tools.
-
-    Raises:
-        ApiError: a schema is no object, or nested too deeply, or a hosted tool or an image is refused.
+    `namespaces`: the API that is called, in this version of vLLM, takes namespaces of tools. Raises ApiError where a
+    schema is no object, or nested too deeply, or a hosted tool or an image is refused.
     """
     check_schemas(body, rules.max_nesting)
     media = tuple(media_in(body))

@@ -169,8 +169,7 @@ class Attempts:
     def find(self, digest: str, *, key: str | None, retry: bool) -> Attempt | None:
         """The attempt that this request repeats; None for a new request. Without a key it is claimed.
 
-        Raises:
-            ApiError: the idempotency key was sent before with another request.
+        Raises ApiError when the idempotency key was sent before with another request.
         """
         if key is not None:
             return self._find_by_key(digest, key)

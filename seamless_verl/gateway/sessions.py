@@ -173,8 +173,7 @@ class SessionTable:
     def admit(self, session: Session, calls: int = 1, *, new_turn: bool = True) -> Iterator[None]:
         """Holds places for a request of that many calls; `new_turn` is False for a retry, which costs no turn.
 
-        Raises:
-            ApiError: the session has ended, its quota is used up, or too many calls run already.
+        Raises ApiError: the session has ended, its quota is used up, or too many calls run already.
         """
         self._check_admission(session, calls, new_turn)
         session.requests += 1

@@ -196,22 +196,12 @@ class JournalIndex:
     def _entry(self, one: _Session) -> SessionEntry:
         group, stage = self._groups.get(one.uid), STAGES[one.stage]
         hand_over = corrected_note(one.hand_over, self._undone.get(one.session_id))
-        return SessionEntry(
-            one.session_id,
-            one.uid,
-            one.opened_at,
-            one.validation,
-            stage,
-            one.reason,
-            outcome_of(stage, one.validation, hand_over, group),
-            dropped_of(one, hand_over, group),
-            one.calls,
-            one.tokens,
-            one.logprobs / one.tokens if one.tokens else None,
-            None if one.oldest is None else (one.oldest, one.newest),
-            tuple(sorted(self._replicas[n] for n in one.replicas)),
-            one.rewards | hand_over.get("rewards", {}),
-        )
+        known = (one.session_id, one.uid, one.opened_at, one.validation, stage, one.reason)
+        became = outcome_of(stage, one.validation, hand_over, group), dropped_of(one, hand_over, group)
+        logprob = one.logprobs / one.tokens if one.tokens else None
+        versions = None if one.oldest is None else (one.oldest, one.newest)
+        replicas, rewards = sorted(self._replicas[n] for n in one.replicas), one.rewards | hand_over.get("rewards", {})
+        return SessionEntry(*known, *became, one.calls, one.tokens, logprob, versions, tuple(replicas), rewards)
 
 
 def dropped_of(one: _Session, hand_over: Mapping[str, Any], group: StoredGroup | None) -> str | None:

@@ -102,24 +102,14 @@ class JournalReader:
 
     def ended_sessions(self) -> tuple[EndedSession, ...]:
         """All sessions that are not open, oldest first. It counts all tokens, so it takes time on a large file."""
+        ended = []
         with self.snapshot() as db:
             groups, undone = read_groups(db), read_undone(db)
-            return tuple(
-                EndedSession(
-                    session_id,
-                    uid,
-                    from_json(settings),
-                    STAGES[stage],
-                    reason or "",
-                    tokens,
-                    oldest,
-                    newest,
-                    note_of(begun),
-                    handed_note(done, undone.get(session_id)),
-                    groups.get(uid),
-                )
-                for session_id, uid, settings, stage, reason, tokens, oldest, newest, begun, done in db.execute(ENDED)
-            )
+            for name, uid, settings, stage, reason, tokens, oldest, newest, begun, done in db.execute(ENDED):
+                known = (name, uid, from_json(settings), STAGES[stage], reason or "", tokens, oldest, newest)
+                hand_over = note_of(begun), handed_note(done, undone.get(name))
+                ended.append(EndedSession(*known, *hand_over, groups.get(uid)))
+        return tuple(ended)
 
     def stage(self, session_id: str) -> Stage | None:
         """The session's stage; None if it is unknown or deleted."""
@@ -167,22 +157,14 @@ class JournalReader:
 
     def sessions(self) -> tuple[SessionSummary, ...]:
         """All sessions on record, oldest first. It counts all tokens, so it takes time on a large file."""
+        found = []
         with self.snapshot() as db:
             groups, undone = read_groups(db), read_undone(db)
-            return tuple(
-                SessionSummary(
-                    session_id,
-                    uid,
-                    STAGES[stage],
-                    opened_at,
-                    calls,
-                    tokens,
-                    reason,
-                    outcome_of(STAGES[stage], is_validation(from_json(settings)), note, groups.get(uid)),
-                )
-                for session_id, uid, stage, opened_at, reason, settings, done, calls, tokens in db.execute(SUMMARIES)
-                for note in [handed_note(done, undone.get(session_id))]
-            )
+            for name, uid, stage, opened_at, reason, settings, done, calls, tokens in db.execute(SUMMARIES):
+                note, validation = handed_note(done, undone.get(name)), is_validation(from_json(settings))
+                outcome = outcome_of(STAGES[stage], validation, note, groups.get(uid))
+                found.append(SessionSummary(name, uid, STAGES[stage], opened_at, calls, tokens, reason, outcome))
+        return tuple(found)
 
     def check_integrity(self) -> None:
         """Reads the whole file and checks that each row belongs to a row that exists.
@@ -261,21 +243,9 @@ def _read_session(db: sqlite3.Connection, session_id: str) -> StoredSession:
     n, uid, settings, opened_at, stage, reason, begun, done = db.execute(query, (session_id,)).fetchone()
     rewards = dict(db.execute("SELECT name, value FROM rewards WHERE session=? ORDER BY n", (n,)).fetchall())
     ended = handed_note(done, read_undone(db, session_id).get(session_id) if done else None)
-    return StoredSession(
-        session_id,
-        uid,
-        from_json(settings),
-        opened_at,
-        STAGES[stage],
-        reason,
-        tuple(_read_calls(db, n)),
-        rewards | ended.get("rewards", {}),
-        _read_refused(db, n, session_id),
-        note_of(begun),
-        ended,
-        read_groups(db, uid).get(uid),
-        rewards,
-    )
+    known = (session_id, uid, from_json(settings), opened_at, STAGES[stage], reason, tuple(_read_calls(db, n)))
+    given, refused = rewards | ended.get("rewards", {}), _read_refused(db, n, session_id)
+    return StoredSession(*known, given, refused, note_of(begun), ended, read_groups(db, uid).get(uid), rewards)
 
 
 def _read_refused(db: sqlite3.Connection, session: int, session_id: str) -> tuple[RequestRefused, ...]:
@@ -326,15 +296,9 @@ def _read_calls(db: sqlite3.Connection, session: int) -> Iterator[StoredCall]:
         prompt = sequences[base][:base_len] + suffix if base_len else suffix
         requests[n] = requests[request_base][:request_len] + request if request_len else request
         sequences[n] = prompt + b"".join(pack(segment.ids) for segment in segments[n])
-        yield StoredCall(
-            call_id,
-            digest,
-            unpack(TOKEN, prompt),
-            tuple(segments[n]),
-            None if finish is None else Finish(finish),
-            from_json(requests[n]),
-            from_json(reply) if reply is not None else {},
-        )
+        end = None if finish is None else Finish(finish)
+        given, sent = from_json(requests[n]), {} if reply is None else from_json(reply)
+        yield StoredCall(call_id, digest, unpack(TOKEN, prompt), tuple(segments[n]), end, given, sent)
 
 
 def _read_segments(rows: Iterable[tuple[int, int, str, bytes, bytes, bytes | None]]) -> defaultdict[int, list[Segment]]:

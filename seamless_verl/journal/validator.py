@@ -192,10 +192,8 @@ class Validator:
         self._add_row("outside_events", None, event.kind, event.subject, to_json(event.detail), float(event.at))
 
     def _decide_group(self, event: GroupDecided) -> None:
-        details = to_json(event.details)
-        self._add_row(
-            "group_outcomes", None, event.uid, str(event.outcome), int(event.step), details, float(event.at or time())
-        )
+        decided = (event.uid, str(event.outcome), int(event.step), to_json(event.details), float(event.at or time()))
+        self._add_row("group_outcomes", None, *decided)
 
     def _require_session(self, event: str, session_id: str, *stages: Stage) -> _SessionState:
         session = self._sessions.get(session_id)

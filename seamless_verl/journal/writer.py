@@ -35,7 +35,6 @@ from itertools import chain, islice
 from math import inf
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from types import TracebackType
 from typing import Any, TypeAlias
 
 from seamless_verl.errors import JournalError
@@ -139,9 +138,7 @@ class SqliteJournal(JournalReader):
     def __enter__(self) -> SqliteJournal:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def _enqueue(self, job: _Job) -> None:
