@@ -1,20 +1,144 @@
-"""The advantages by which a batch is trained, in brief for the journal: what a reader of a session wants to know.
+"""Computes the advantages of a batch, by verl's estimators or this package's, and describes them for the journal.
 
-Invariant: this only reads what the trainer has put into TransferQueue.
+This package's estimators are called in the place where verl's trainer calls its own. They compare sessions. So they
+get one row of each, whatever `seamless.tokens.weigh` says of the loss, and their result goes to all rows of the
+session. One that compares turns gets all rows, and says for each what its tokens get.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 import transfer_queue as tq
+from verl.trainer.ppo.ray_trainer import compute_advantage
+from verl.trainer.ppo.v1 import trainer_base
 
-from seamless_verl.trainer.token_mask import own_keys
+from seamless_verl import algorithms
+from seamless_verl.agent_loops.rows import TURN_COLUMNS
+from seamless_verl.algorithms.estimate import NO_TURNS, Estimate, RowTurns, Turns, during
+from seamless_verl.platform.adaptation import rebound
+from seamless_verl.trainer.session_weight import (
+    advantage_by_session,
+    outcome_rows,
+    put_advantages,
+    put_row_weights,
+    rows_of_sessions,
+)
+from seamless_verl.trainer.token_mask import mask_rows, own_keys
+from seamless_verl.trajectory.account import DropReason
 
+algorithms.register(algorithms.ESTIMATORS)
 FIELDS = ["advantages", "response_mask"]
+Compute = Callable[[Any, dict[str, Any]], Any]
+
+
+class Advantages:
+    """Computes those of a run.
+
+    Args:
+        estimator: `algorithm.adv_estimator`.
+        depth: how many earlier observations are compared, by an estimator that compares turns.
+        by_session: a session weighs once, however many rows it has.
+        details: by prompt, what the journal is to know of its group; None without a journal.
+        count_masked: told of tokens that are left out of training, with the reason.
+    """
+
+    def __init__(
+        self,
+        estimator: str,
+        depth: int,
+        *,
+        by_session: bool,
+        details: dict[str, dict[str, Any]] | None,
+        count_masked: Callable[[int, DropReason], None],
+    ) -> None:
+        self.estimator, self.depth, self.by_session = estimator, depth, by_session
+        self.details, self.count_masked = details, count_masked
+
+    def compute(self, batch: Any, metrics: dict[str, Any], by_verl: Compute) -> Any:
+        """The batch with its advantages in TransferQueue; `by_verl` is verl's computation."""
+        if self.estimator in algorithms.ESTIMATORS:
+            batch = self._own(batch, metrics, by_verl)
+        elif self.by_session:
+            with rebound(trainer_base, compute_advantage_for_multi_trajectories=advantage_by_session):
+                batch = by_verl(batch, metrics)
+        else:
+            batch = by_verl(batch, metrics)
+        if self.details is not None:
+            for uid, advantages in advantages_of(batch).items():
+                self.details[uid]["advantages"] = advantages
+        return put_row_weights(batch) if self.by_session else batch
+
+    def _own(self, batch: Any, metrics: dict[str, Any], by_verl: Compute) -> Any:
+        """By an estimator of this package; masks the rows that it leaves out of training."""
+        estimate = OwnEstimate(read_turns(batch) if self.estimator in algorithms.OF_TURNS else None, self.depth)
+        with rebound(trainer_base, compute_advantage_for_multi_trajectories=estimate):
+            batch = by_verl(batch, metrics)
+        metrics.update(estimate.metrics)
+        if estimate.untrained:
+            masked = mask_rows(batch, estimate.untrained)
+            for uid, session, _ in (key.rsplit("_", 2) for key in estimate.untrained):
+                if self.details is not None:
+                    self.details[uid]["pivot"] = session
+            metrics["seamless/tokens/masked_as_pivot"] = masked
+            self.count_masked(masked, DropReason.PIVOT)
+        return batch
+
+
+class OwnEstimate:
+    """Stands for verl's `compute_advantage_for_multi_trajectories` in one call, and keeps what the estimator reports.
+
+    After the call, `untrained` are the keys of the rows with tokens to train that are left out of training. `turns` are
+    by the rows' keys, for an estimator that compares turns, with `depth` earlier observations.
+    """
+
+    def __init__(self, turns: Mapping[str, RowTurns] | None = None, depth: int = 2) -> None:
+        self.turns, self.depth = turns, depth
+        self.untrained: list[str] = []
+        self.metrics: dict[str, float] = {}
+
+    def __call__(self, data: Any, batch_keys: Sequence[str], adv_estimator: str, **arguments: Any) -> Any:
+        sessions, mask = rows_of_sessions(batch_keys), data.batch["response_mask"]
+        estimate = Estimate(mean_log_probs(data.batch["old_log_probs"], mask, sessions))
+        of_session = outcome_rows(batch_keys, mask, sessions)
+        if self.turns is not None:
+            rows = [self.turns.get(key, NO_TURNS) for key in batch_keys]
+            estimate.turns = Turns(rows, sessions, of_session, self.depth)
+            return self._of_turns(estimate, data, adv_estimator, arguments)
+        with during(estimate):
+            outcome = compute_advantage(data.select_idxs(of_session), adv_estimator=adv_estimator, **arguments)
+        rows = (row for number in estimate.untrained for row in sessions[number])
+        self.untrained = [batch_keys[row] for row in rows if mask[row].any()]
+        self.metrics = estimate.metrics
+        return put_advantages(data, sessions, outcome)
+
+    def _of_turns(self, estimate: Estimate, data: Any, adv_estimator: str, arguments: Mapping[str, Any]) -> Any:
+        with during(estimate):
+            data = compute_advantage(data, adv_estimator=adv_estimator, **arguments)
+        self.metrics = estimate.metrics
+        return data
+
+
+def read_turns(batch: Any) -> dict[str, RowTurns]:
+    """The turns of a batch's rows by key; verl's padding, whose columns of ours are another row's, has none."""
+    keys = own_keys(batch)
+    data = tq.kv_batch_get(keys=keys, partition_id=batch.partition_id, select_fields=list(TURN_COLUMNS))
+    columns = (data[name].unbind() for name in TURN_COLUMNS)
+    return {key: RowTurns(*row) for key, *row in zip(keys, *columns, strict=True)}
+
+
+def mean_log_probs(log_probs: torch.Tensor, mask: torch.Tensor, sessions: Sequence[Sequence[int]]) -> torch.Tensor:
+    """The mean over the trained tokens of each session, float [sessions]; NaN where it has none.
+
+    `log_probs` and `mask` are [rows, response]; `sessions` has the rows of each.
+    """
+    trained = mask.bool()
+    sums = torch.where(trained, log_probs, torch.zeros_like(log_probs)).sum(dim=-1)
+    tokens = trained.sum(dim=-1)
+    return torch.stack([sums[list(rows)].sum() / tokens[list(rows)].sum() for rows in sessions])
 
 
 def advantages_of(batch: Any) -> dict[str, dict[str, list[float]]]:

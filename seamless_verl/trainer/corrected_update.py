@@ -16,10 +16,10 @@ import torch
 from verl.utils import tensordict_utils as tu
 from verl.workers.utils import losses
 
+from seamless_verl.algorithms import LOSSES
 from seamless_verl.algorithms.clipped import log_ratio
 from seamless_verl.algorithms.ess_scaling import WeightSums, total, weight_sums
 from seamless_verl.algorithms.loss_call import CONTEXT, LossCall, during
-from seamless_verl.config.checks.corrections import OWN_LOSSES
 from seamless_verl.config.schema import CorrectionConfig
 from seamless_verl.platform.adaptation import rebound
 
@@ -75,7 +75,7 @@ class CorrectedUpdates:
             find = losses.get_policy_loss_fn
 
             def found(name: str) -> Callable[..., Any]:
-                needed = self._scales or name in OWN_LOSSES
+                needed = self._scales or name in LOSSES
                 return self._given(find(name), data) if needed else find(name)
 
             with rebound(losses, get_policy_loss_fn=found):

@@ -181,14 +181,16 @@ class DeviceLending(ABC):
         """Whether training has to reclaim devices before it computes."""
         return self.depth == 0 and len(self.reclaimed) < len(self.ids)
 
-    def wrap_computations(self, trainer: Any, prepared: Mapping[str, Callable[..., Any]] = NOTHING) -> None:
-        """Puts each computation of the actor's and the reference's worker groups inside `training`.
+    def wrap_computations(
+        self, groups: Mapping[str, Any], prepared: Mapping[str, Callable[..., Any]] = NOTHING
+    ) -> None:
+        """Puts each computation of the actor's and the reference's worker groups, by verl's names, inside `training`.
 
         `prepared` has, by the computation's name, what makes `wrap`'s `prepare` of the group, the computation and this.
         The critic's group returns before it has computed, so the trainer puts what waits for it inside.
         """
         for group_name, methods in COMPUTATIONS.items():
-            group = getattr(trainer, group_name, None)
+            group = groups.get(group_name)
             for name in methods if group is not None else ():
                 computation = getattr(group, name, None)
                 if computation is None or hasattr(computation, "__wrapped__"):

@@ -19,53 +19,47 @@ SCAN_S = 20.0  # for one set, while the run starts up
 LIMIT_KEY, FILTER_KEY = "data.max_prompt_length", "data.filter_overlong_prompts"
 
 
-@dataclass(frozen=True)
+@dataclass
 class PromptLengths:
-    """How many prompts were scanned, how many of them are too long, and the longest in tokens.
-
-    `failed` prompts could not be rendered; `error` is that of the first one.
-    """
+    """How many prompts were scanned, how many are too long or could not be rendered, and the longest in tokens."""
 
     scanned: int = 0
     too_long: int = 0
     longest: int = 0
     failed: int = 0
-    error: str = ""
+    error: str = ""  # of the first that failed
+
+    def warnings(self, key: str, limit: int) -> list[str]:
+        """Warnings for the user about the prompts of the data set under `key`."""
+        found, scanned = [], f"{self.scanned} scanned prompts of {key}"
+        if self.too_long:
+            found.append(
+                f"{LIMIT_KEY}={limit}: {self.too_long} of {scanned} have more tokens, up to {self.longest}, and lose "
+                f"their beginning. Set {LIMIT_KEY}={self.longest} to keep them whole, or {FILTER_KEY}=True to leave "
+                "them out"
+            )
+        if self.failed:
+            found.append(f"{self.failed} of {scanned} cannot be rendered. The first: {self.error}")
+        return found
 
 
 def scan_lengths(
     prompts: Iterable[Any], length: Callable[[Any], int], limit: int, seconds: float = SCAN_S
 ) -> PromptLengths:
     """Scans as many prompts as it can within `seconds`; `length` is the number of tokens of one."""
-    scanned = too_long = longest = failed = 0
-    error, until = "", time.monotonic() + seconds
+    found, until = PromptLengths(), time.monotonic() + seconds
     for prompt in prompts:
         if time.monotonic() > until:
             break
-        scanned += 1
+        found.scanned += 1
         try:
             tokens = length(prompt)
         except Exception as problem:  # a chat template may raise anything; the agent loop will raise it again
-            failed, error = failed + 1, error or f"{type(problem).__name__}: {problem}"
+            found.failed, found.error = found.failed + 1, found.error or f"{type(problem).__name__}: {problem}"
             continue
-        too_long += tokens > limit
-        longest = max(longest, tokens)
-    return PromptLengths(scanned, too_long, longest, failed, error)
-
-
-def length_warnings(lengths: PromptLengths, key: str, limit: int) -> list[str]:
-    """Warnings for the user about the prompts of the data set under `key`."""
-    warnings = []
-    if lengths.too_long:
-        warnings.append(
-            f"{LIMIT_KEY}={limit}: {lengths.too_long} of {lengths.scanned} scanned prompts of {key} have more tokens, "
-            f"up to {lengths.longest}, and lose their beginning. Set {LIMIT_KEY}={lengths.longest} to keep them "
-            f"whole, or {FILTER_KEY}=True to leave them out"
-        )
-    if lengths.failed:
-        failed = f"{lengths.failed} of {lengths.scanned} scanned prompts of {key}"
-        warnings.append(f"{failed} cannot be rendered. The first: {lengths.error}")
-    return warnings
+        found.too_long += tokens > limit
+        found.longest = max(found.longest, tokens)
+    return found
 
 
 @dataclass(frozen=True)
@@ -79,11 +73,10 @@ class PromptScan:
     def log_warnings(self, limit: int) -> None:
         """Warns of prompts with more than `limit` tokens; an error of the scan is logged, since it ends no run."""
         try:
-            warnings = length_warnings(scan_lengths(self.prompts, self.length, limit), self.key, limit)
+            warnings = scan_lengths(self.prompts, self.length, limit).warnings(self.key, limit)
         except Exception as error:
-            warnings = [
-                f"the prompts of {self.key} that are too long cannot be counted: {type(error).__name__}: {error}"
-            ]
+            why = f"{type(error).__name__}: {error}"
+            warnings = [f"the prompts of {self.key} that are too long cannot be counted: {why}"]
         for warning in warnings:
             logger.warning("%s", warning)
 

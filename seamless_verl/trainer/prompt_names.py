@@ -1,9 +1,11 @@
-"""Names the prompts that a run draws, so that a resumed run gives them the same names.
+"""Names the prompts that a run draws, defers and goes on with, so that a resumed run gives them the same names.
 
 verl gives each prompt a random uid. After a resume it draws what was drawn after the checkpoint a second time, under
 another uid, and nothing that the journal has of it could be found again. Here a uid follows from the run, from how many
 prompts it drew before, and from the prompt itself: another data set, or another order, gives other uids. Without
 `data.seed` verl draws another subset (`data.train_max_samples`) at each start, so a run chooses a seed, and keeps it.
+
+Deferred prompts stand in a partition of TransferQueue of their own, which verl's checkpoints keep too.
 
 Owned state: the run's name and its data's seed, which its first start chose, and the number of prompts drawn. All are
 in each checkpoint.
@@ -14,15 +16,18 @@ from __future__ import annotations
 import json
 import uuid
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
+import transfer_queue as tq
 from tensordict import NonTensorStack, TensorDict
+from verl.utils import tensordict_utils as tu
 
+from seamless_verl.agent_loops.assignments import TRAIN
 from seamless_verl.agent_loops.loops import task_of
-from seamless_verl.runtime.files import write_atomically
+from seamless_verl.agent_loops.rows import prompt_of
 
-STATE = "prompts.json"  # in a checkpoint's folder
+DEFERRED = "deferred"
+BEGUN_AGAIN = uuid.uuid5(uuid.NAMESPACE_OID, "deferred prompts that begin again")
 
 
 class PromptNames:
@@ -41,19 +46,58 @@ class PromptNames:
         task = {name: value for name, value in task_of(row).items() if name != "uid"}
         return str(uuid.uuid5(uuid.UUID(self.run), f"{number} {json.dumps(task, sort_keys=True)}"))
 
-    def save(self, checkpoint: Path) -> None:
-        write_atomically(checkpoint / STATE, json.dumps({"run": self.run, "drawn": self.drawn, "seed": self.seed}))
+    def state_dict(self) -> dict[str, Any]:
+        return {"run": self.run, "drawn": self.drawn, "seed": self.seed}
 
-    def load(self, checkpoint: Path) -> None:
-        """Goes on as the run that saved the checkpoint; as another one after a checkpoint of an earlier release."""
-        file = checkpoint / STATE
-        if file.is_file():
-            state = json.loads(file.read_text(encoding="utf-8"))
-            self.run, self.drawn = str(state["run"]), int(state["drawn"])
-            self.seed = int(state.get("seed", self.seed))
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Goes on as the run that saved this."""
+        self.run, self.drawn, self.seed = str(state["run"]), int(state["drawn"]), int(state["seed"])
 
 
 def data_rows(batch: TensorDict) -> list[dict[str, Any]]:
     """The prompts of a batch as rows of the data set, without tensors."""
     columns = {name: column.tolist() for name, column in batch.items() if isinstance(column, NonTensorStack)}
     return [{name: values[i] for name, values in columns.items()} for i in range(len(batch))]
+
+
+def put_aside(uids: Sequence[str], step: int) -> None:
+    """Copies these prompts of the training partition to the deferred ones; the caller then clears them there."""
+    batch = tq.kv_batch_get(keys=list(uids), partition_id=TRAIN)
+    tags = [{"is_prompt": True, "status": "pending", "global_steps": step} for _ in uids]
+    tq.kv_batch_put(keys=list(uids), partition_id=DEFERRED, tags=tags, fields=batch)
+
+
+def take_out(uids: Sequence[str], step: int) -> Any:
+    """A batch of these deferred prompts for `step`, as the dataloader would give it: each is a new group.
+
+    The uid of its own follows from the one that was deferred, so that a resumed run gives it again and its sessions are
+    found. The prompts are deferred no longer.
+    """
+    batch = tq.kv_batch_get(keys=list(uids), partition_id=DEFERRED)
+    tu.assign_non_tensor_stack(batch, "uid", [name_again(uid) for uid in uids])
+    tu.assign_non_tensor_data(batch, "global_steps", step)
+    tq.kv_clear(keys=list(uids), partition_id=DEFERRED)
+    return batch
+
+
+def name_again(uid: str) -> str:
+    """The uid that a deferred prompt begins again under; another one at each deferral."""
+    return str(uuid.uuid5(BEGUN_AGAIN, uid))
+
+
+def stored_deferred() -> list[str]:
+    """The uids of all deferred prompts, in the order in which they were deferred."""
+    return list((tq.kv_list(DEFERRED) or {}).get(DEFERRED, {}))
+
+
+def drop_trained(partition_id: str = TRAIN) -> dict[str, Mapping[str, Any]]:
+    """Clears the rows that a checkpoint's queue has of its last step; returns the tags of all others.
+
+    verl saves before it clears a step's rows, whose prompts are gone by then; each resume would keep them for ever.
+    """
+    tags = (tq.kv_list(partition_id) or {}).get(partition_id, {})
+    prompts = {key for key, tag in tags.items() if tag.get("is_prompt")}
+    kept = {key: tag for key, tag in tags.items() if key in prompts or prompt_of(key) in prompts}
+    if trained := list(tags.keys() - kept.keys()):
+        tq.kv_clear(keys=trained, partition_id=partition_id)
+    return kept

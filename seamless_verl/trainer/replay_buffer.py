@@ -11,7 +11,7 @@ from seamless_verl.agent_loops.assignments import TRAIN
 from seamless_verl.journal import GroupDecided, GroupOutcome
 from seamless_verl.resources.ahead import StalenessBound
 from seamless_verl.runtime.sample_lengths import LengthRecord
-from seamless_verl.trainer.deferred_prompts import DEFERRED, put_aside
+from seamless_verl.trainer.prompt_names import DEFERRED, put_aside
 
 
 class SeamlessReplayBuffer(ReplayBufferAsync):

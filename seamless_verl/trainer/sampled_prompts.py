@@ -10,11 +10,10 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import transfer_queue as tq
-from omegaconf import DictConfig
 from tensordict import TensorDict
 from verl.utils import tensordict_utils as tu
 
@@ -24,7 +23,7 @@ from seamless_verl.agent_loops.rows import FIRST, PROMPT, SAMPLES, STORED, promp
 from seamless_verl.algorithms.samplers import EndedGroup, PromptSampling, make_sampler
 from seamless_verl.config.schema import SeamlessConfig
 from seamless_verl.errors import ConfigError
-from seamless_verl.trainer.prompt_submission import PromptSubmittingTrainer
+from seamless_verl.trainer.prompt_feed import RunCalls
 from seamless_verl.trainer.replay_buffer import SeamlessReplayBuffer
 
 IDENTITY = ("raw_prompt", "data_source", "index")
@@ -32,32 +31,38 @@ IDENTITY = ("raw_prompt", "data_source", "index")
 ROUNDS = 2  # so many times through the data without a prompt that is sampled, and the run ends
 
 
-class SamplingTrainer(PromptSubmittingTrainer):
-    """verl's trainer with our buffer, whose prompts get what a sampler gives them."""
+class SampledPrompts:
+    """The prompts of a run with a sampler.
 
-    reissued = False  # what a resumed run goes on with is submitted
+    Args:
+        sampling: runs the sampler.
+        buffer: has the groups; its looks review those that ended.
+        run: verl's trainer.
+        dataset_size: prompts of the data.
+        threshold: of the sampler, for the message where it leaves every prompt out.
+    """
 
-    def __init__(self, config: DictConfig) -> None:
-        self.prompt_sampling = sampling_of(self.seamless, int(config.actor_rollout_ref.rollout.n))
-        super().__init__(config)
+    def __init__(
+        self,
+        sampling: PromptSampling,
+        buffer: SeamlessReplayBuffer,
+        run: RunCalls,
+        *,
+        dataset_size: Callable[[], int],
+        threshold: float | None = None,
+    ) -> None:
+        self.sampling, self.buffer, self.run = sampling, buffer, run
+        self.dataset_size, self.threshold = dataset_size, threshold
+        self.reissued = False  # what a resumed run goes on with is submitted
+        buffer.review, buffer.unwanted = self.review, sampling.dropped
 
-    def _build_replay_buffer(self) -> SeamlessReplayBuffer:
-        buffer = super()._build_replay_buffer()
-        if (sampling := self.prompt_sampling) is not None:
-            buffer.review = self._review
-            buffer.unwanted = sampling.dropped
-        return buffer
-
-    def _next_train_batch(self, num_prompts: int | None = None) -> TensorDict:
+    def next_batch(self, missing: int, draw: Callable[[int], TensorDict]) -> TensorDict:
         """So many prompts that the sampler does not leave out, with the number of samples of each."""
-        if self.prompt_sampling is None:
-            return super()._next_train_batch(num_prompts)
-        missing = self.config.data.train_batch_size if num_prompts is None else num_prompts
         parts, names, numbers, left_out = list[TensorDict](), list[str](), list[int](), 0
         while missing:
-            offered = super()._next_train_batch(missing)
+            offered = draw(missing)
             known = prompt_names(offered)
-            chosen = self.prompt_sampling.choose(known)
+            chosen = self.sampling.choose(known)
             kept = [i for i, number in enumerate(chosen) if number]
             tu.pop(offered, "global_steps")
             if kept:
@@ -66,30 +71,26 @@ class SamplingTrainer(PromptSubmittingTrainer):
             numbers += [chosen[i] for i in kept]
             missing -= len(kept)
             left_out = 0 if kept else left_out + len(known)
-            if left_out > ROUNDS * len(self.train_dataset):
-                raise every_prompt_left_out(self.seamless)
-        return self._with_samples(tu.concat_tensordict(parts) if len(parts) > 1 else parts[0], names, numbers)
-
-    def _with_samples(self, batch: TensorDict, names: list[str], numbers: list[int]) -> TensorDict:
+            if left_out > ROUNDS * self.dataset_size():
+                raise every_prompt_left_out(self.threshold)
+        batch = tu.concat_tensordict(parts) if len(parts) > 1 else parts[0]
         tu.assign_non_tensor_stack(batch, SAMPLES, numbers)
         tu.assign_non_tensor_stack(batch, PROMPT, names)
-        tu.assign_non_tensor_data(batch, "global_steps", self.global_steps)
+        tu.assign_non_tensor_data(batch, "global_steps", self.run.step())
         return batch
 
-    def _review(self) -> list[str]:
+    def review(self) -> list[str]:
         """Judges the groups that have ended since the last look; returns those that were reopened.
 
         Not in the looks of a validation before the run goes on: what would be reopened there would be submitted again.
         """
-        buffer, sampling = self.replay_buffer, self.prompt_sampling
-        assert sampling is not None
         if not self.reissued:
             return []
-        sampling.keep_only(buffer.prompt_global_steps[TRAIN])
-        ended = ended_groups(buffer.partitions[TRAIN], buffer.finished_keys[TRAIN] - sampling.final.keys())
-        verdicts = sampling.judge(ended)
+        self.sampling.keep_only(self.buffer.prompt_global_steps[TRAIN])
+        fresh = self.buffer.finished_keys[TRAIN] - self.sampling.final.keys()
+        verdicts = self.sampling.judge(ended_groups(self.buffer.partitions[TRAIN], fresh))
         reopened = [uid for uid, verdict in verdicts.items() if verdict.extra]
-        self._run_again({uid: buffer.prompt_global_steps[TRAIN][uid] for uid in reopened})
+        self._run_again({uid: self.buffer.prompt_global_steps[TRAIN][uid] for uid in reopened})
         return reopened
 
     def _run_again(self, submitted: Mapping[str, int]) -> None:
@@ -102,29 +103,28 @@ class SamplingTrainer(PromptSubmittingTrainer):
 
     def _submit_again(self, uids: list[str], step: int) -> None:
         """`step` is that in which these prompts were submitted, and remains it."""
-        assert self.prompt_sampling is not None
-        parts = [self.prompt_sampling.reopened[uid] for uid in uids]
+        parts, manager = [self.sampling.reopened[uid] for uid in uids], self.run.manager()
         batch = tq.kv_batch_get(keys=uids, partition_id=TRAIN)
-        if isinstance(self.agent_loop_manager, SeamlessAgentLoopManager):
-            self.agent_loop_manager.reopening(uids)
+        if isinstance(manager, SeamlessAgentLoopManager):
+            manager.reopening(uids)
         tu.assign_non_tensor_stack(batch, SAMPLES, [part.extra for part in parts])
         tu.assign_non_tensor_stack(batch, FIRST, [part.next_session for part in parts])
         tu.assign_non_tensor_data(batch, "global_steps", step)
         tags = [{"is_prompt": True, "status": "pending", "global_steps": step}] * len(uids)
         tq.kv_batch_put(keys=uids, partition_id=TRAIN, tags=tags)
-        self.agent_loop_manager.generate_sequences(batch)
+        manager.generate_sequences(batch)
 
-    def _reissue_inflight_prompts(self, partition_id: str = TRAIN) -> int:
-        """After a resume. verl runs whole groups again; of reopened ones only the extra samples are run again.
+    def reissue(self, whole_groups: Callable[[], int]) -> int:
+        """After a resume: `whole_groups` are run again as without a sampler, of reopened ones only the extra samples.
 
         A checkpoint may have been saved while a group's extra rows were put: TransferQueue has such rows, without tags.
         """
-        reopened = {} if self.prompt_sampling is None else self.prompt_sampling.reopened
+        reopened = self.sampling.reopened
         items = (tq.kv_list(TRAIN) or {}).get(TRAIN, {}) if reopened else {}
         running = {uid: items[uid] for uid in reopened if items.get(uid, {}).get("status") in UNENDED}
         if running:
             tq.kv_batch_put(keys=list(running), partition_id=TRAIN, tags=[{"status": "finished"}] * len(running))
-        reissued = int(super()._reissue_inflight_prompts(partition_id))
+        reissued = whole_groups()
         whole = {key: tag for key, tag in items.items() if tag.get("is_prompt") or tag.get("status") == STORED}
         sessions = sessions_of(whole)
         again = {  # a group puts its extra rows at once: where there is one that is whole, all are
@@ -138,12 +138,9 @@ class SamplingTrainer(PromptSubmittingTrainer):
         self.reissued = True
         return reissued + len(again)
 
-    def unfinished_sessions(self) -> int:
-        """A reopened group's extra sessions, and `rollout.n` of each other: what samplers give is that on the mean."""
-        found = super().unfinished_sessions()
-        if self.prompt_sampling is None:
-            return found
-        return found + sum(part.extra - self.prompt_sampling.samples for part in self.prompt_sampling.reopened.values())
+    def extra_sessions(self) -> int:
+        """Those of reopened groups beyond the default number: what samplers give others is that on the mean."""
+        return sum(part.extra - self.sampling.samples for part in self.sampling.reopened.values())
 
 
 def sessions_of(items: Mapping[str, Mapping[str, Any]]) -> dict[str, set[int]]:
@@ -165,9 +162,9 @@ def sampling_of(settings: SeamlessConfig, samples: int) -> PromptSampling | None
     )
 
 
-def every_prompt_left_out(settings: SeamlessConfig) -> ConfigError:
-    key, value = "seamless.sampler.threshold", settings.sampler.threshold
-    return ConfigError(key, value, "every prompt of the data is left out", "Set it higher, or train on harder data")
+def every_prompt_left_out(threshold: float | None) -> ConfigError:
+    key = "seamless.sampler.threshold"
+    return ConfigError(key, threshold, "every prompt of the data is left out", "Set it higher, or train on harder data")
 
 
 def prompt_names(batch: TensorDict) -> list[str]:

@@ -11,7 +11,7 @@ import copy
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from typing import Any
@@ -286,31 +286,3 @@ def is_dead(actor: ray.actor.ActorHandle, seconds: float) -> bool:
     except ray.exceptions.GetTimeoutError:
         return False
     return False
-
-
-class StartedServers:
-    """Stands in for the LLMServerManager class in verl's `_setup`.
-
-    verl puts the replicas that it gets to sleep before it loads a checkpoint. It gets those that release their
-    memory; the others may still be starting then. With `awaited` none are: a checkpoint's load takes and frees memory
-    of the device, and vLLM ends with an error if memory becomes free while it measures what its model needs.
-    """
-
-    def __init__(
-        self, launch: Callable[[], BackgroundTask[SeamlessServers]], *, released: bool, awaited: bool = False
-    ) -> None:
-        self.launch, self.released, self.awaited = launch, released, awaited
-        self.sleeping: list[RolloutReplica] = []
-
-    def create(self, **_: Any) -> StartedServers:
-        launched = self.launch()
-        if self.awaited:
-            launched.result()
-        if self.released:
-            self.sleeping = [placed.replica for placed in launched.result().placed if placed.shares_device]
-        return self
-
-    create_empty = create
-
-    def get_replicas(self) -> list[RolloutReplica]:
-        return self.sleeping

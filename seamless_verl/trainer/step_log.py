@@ -1,7 +1,13 @@
-"""What a run logs of each step: verl's tracking, which also writes the file of step metrics, and one line a step.
+"""What a run logs of each step: verl's loggers get it, the file of step metrics, and the terminal as one line.
 
-verl makes its tracking and its progress bar by names of its trainer's module, which `logging_of` binds to ours while it
-trains.
+    step:12 of 80  reward 0.231  validation 0.204  273 tokens/s  1.9 s  idle 23%  staleness 1
+        ahead 2 (engines lost 12%; 9% with 3, 31% with 1)  waited 0.4 s for groups
+
+The line says what was learned, how fast, and what the trainer waited for. It begins as verl's own line of a step does,
+so that what looks for `step:12 ` finds it. A figure that a step does not have is left out. tokens/s count what a
+comparison's report does: response tokens that were trained, tools' answers included and prompts not; by the step's time
+without its checkpoint. `ahead` is shown where the run finds it itself, with the shares of the step by which it does:
+what engines lost of their full rate, and would have lost with other levels. The line itself is pure.
 """
 
 from __future__ import annotations
@@ -11,54 +17,106 @@ from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
-from verl.trainer.ppo.v1 import trainer_base
-from verl.utils.tracking import Tracking
-
 from seamless_verl.platform.adaptation import rebound
 from seamless_verl.runtime.console import show_line
-from seamless_verl.runtime.step_metrics import StepMetrics
-from seamless_verl.trainer.step_line import step_line
+from seamless_verl.runtime.step_metrics import StepMetrics, response_tokens, validation_reward
 
 CONSOLE = "console"
-
-
-class StepTracking(Tracking):  # type: ignore[misc]
-    """verl's tracking; each step also goes to `file`, and with `line` as its text to the console."""
-
-    def __init__(
-        self,
-        *args: Any,
-        default_backend: Any,
-        file: StepMetrics,
-        line: Callable[[int, Mapping[str, float]], str] | None,
-        **kwargs: Any,
-    ) -> None:
-        self.file = file
-        backends = [default_backend] if isinstance(default_backend, str) else list(default_backend)
-        self.line = line if CONSOLE in backends else None
-        if self.line is not None:
-            backends.remove(CONSOLE)
-        super().__init__(*args, default_backend=backends, **kwargs)
-
-    def log(self, data: Mapping[str, Any], step: int, backend: Any = None) -> None:
-        self.file.add(step, data)
-        if self.line is not None:
-            show_line(self.line(step, data))
-        super().log(data=data, step=step, backend=backend)
+REWARD, SECONDS, CHECKPOINT = "critic/score/mean", "perf/time_per_step", "timing_s/save_checkpoint"
+FAILED, UNSCORED = "sessions/failed", "seamless/validation/unscored"
+IDLE, STALENESS = "seamless/device/idle_share", "training/off_policy/trajectory_staleness_worst/max"
+AHEAD, LOST = "seamless/ahead", "seamless/ahead/lost_share"
+WAITS = {
+    "timing_s/gen": "for groups",
+    "seamless/commit/waited_s": "for replicas that loaded weights",
+    "timing_s/update_weights": "for staging weights",
+    CHECKPOINT: "for a checkpoint",
+    "timing_s/testing": "for the validation",
+}
+"""What a step may wait for besides its computations, by the metric with its seconds."""
+NAMED = 0.01  # a share of a step that is worth naming
+SHORTEST_S = 0.05  # a wait that is worth naming
 
 
 def logging_of(file: StepMetrics, total: Callable[[], int], *, lines: bool) -> AbstractContextManager[None]:
     """In the block, a trainer that begins to train logs each step to `file`, and with `lines` as one line each.
 
-    `total` gives the run's number of steps, known when the first one is logged. With `lines` there is no progress bar
-    and no dump of the validation's metrics, which are in the file.
+    verl makes its tracking and its progress bar by names of its trainer's module, which are ours in the block. `total`
+    gives the run's number of steps, known when the first one is logged. With `lines` there is no progress bar and no
+    dump of the validation's metrics, which are in the file.
     """
-    tracking = partial(StepTracking, file=file)
+    from verl.trainer.ppo.v1 import trainer_base
+
+    line = (lambda step, data: step_line(step, total(), data)) if lines else None
+    tracking = partial(step_tracking, trainer_base.Tracking, file, line)
     if not lines:
-        return rebound(trainer_base, Tracking=partial(tracking, line=None))
-    return rebound(
-        trainer_base,
-        Tracking=partial(tracking, line=lambda step, data: step_line(step, total(), data)),
-        tqdm=partial(trainer_base.tqdm, disable=True),
-        pprint=lambda _: None,
-    )
+        return rebound(trainer_base, Tracking=tracking)
+    bar = partial(trainer_base.tqdm, disable=True)
+    return rebound(trainer_base, Tracking=tracking, tqdm=bar, pprint=lambda _: None)
+
+
+def step_tracking(
+    made_by: Callable[..., Any],
+    file: StepMetrics,
+    line: Callable[[int, Mapping[str, float]], str] | None,
+    *args: Any,
+    default_backend: Any,
+    **kwargs: Any,
+) -> Any:
+    """verl's tracking; each step also goes to `file`, and with `line` as its text to the console in verl's place."""
+    backends = [default_backend] if isinstance(default_backend, str) else list(default_backend)
+    shown = line if CONSOLE in backends else None
+    if shown is not None:
+        backends.remove(CONSOLE)
+    tracking = made_by(*args, default_backend=backends, **kwargs)
+    log_by_verl = tracking.log
+
+    def log(data: Mapping[str, Any], step: int, backend: Any = None) -> None:
+        file.add(step, data)
+        if shown is not None:
+            show_line(shown(step, data))
+        log_by_verl(data=data, step=step, backend=backend)
+
+    tracking.log = log
+    return tracking
+
+
+def step_line(step: int, total: int, metrics: Mapping[str, float]) -> str:
+    """The line of a step, of `total` steps of the run. Seconds of the step are those that verl counts as the step's."""
+    seconds = metrics.get(SECONDS)
+    parts = [f"step:{step} of {total}"]
+    if (reward := metrics.get(REWARD)) is not None:
+        parts.append(f"reward {reward:.3f}")
+    validation, _ = validation_reward(metrics)
+    if validation is not None:
+        without = f" ({unscored:.0f} samples without a score)" if (unscored := metrics.get(UNSCORED)) else ""
+        parts.append(f"validation {validation:.3f}{without}")
+    if seconds:
+        tokens, measured = response_tokens(metrics), seconds - metrics.get(CHECKPOINT, 0.0)
+        parts += [f"{tokens / measured:,.0f} tokens/s"] if tokens and measured > 0 else []
+        parts.append(f"{seconds:.1f} s")
+    if (idle := metrics.get(IDLE)) is not None:
+        parts.append(f"idle {idle:.0%}")
+    if (staleness := metrics.get(STALENESS)) is not None:
+        parts.append(f"staleness {staleness:.0f}")
+    if failed := metrics.get(FAILED):
+        parts.append(f"{failed:.0f} sessions failed so far")
+    return "  ".join([*parts, *chosen_ahead(metrics), *longest_wait(metrics)])
+
+
+def chosen_ahead(metrics: Mapping[str, float]) -> list[str]:
+    """How far the run goes ahead and why, as a list of one text; of none where the level is given."""
+    if LOST not in metrics:
+        return []
+    level, lost = round(metrics[AHEAD]), metrics[LOST]
+    others = {level + 1: metrics.get(f"{LOST}/more"), level - 1: metrics.get(f"{LOST}/fewer")}
+    found = {other: share for other, share in others.items() if share is not None}
+    if max(lost, *found.values()) < NAMED:
+        return [f"ahead {level}"]
+    return [f"ahead {level} (engines lost {lost:.0%}; {', '.join(f'{found[n]:.0%} with {n}' for n in found)})"]
+
+
+def longest_wait(metrics: Mapping[str, float]) -> list[str]:
+    """What the step waited for the longest, as a list of none or one text."""
+    seconds, what = max((metrics.get(name, 0.0), what) for name, what in WAITS.items())
+    return [f"waited {seconds:.1f} s {what}"] if seconds >= SHORTEST_S else []

@@ -206,7 +206,7 @@ class SeamlessTaskRunner(plain_class(TaskRunnerV1)):  # type: ignore[misc]
             show_line(f"device time: {trace}, shown by seamless-verl view {trace.parent}")
         folder = Path(self.trainer.config.trainer.default_local_dir)
         named, *_ = tracker_state(folder) or ("",)  # the newest whole one: async_save may still write another
-        if named in map(str, self.trainer.saved):
+        if named in map(str, self.trainer.checkpoints.saved):
             show_line(f"checkpoint: {step_folder(folder, int(named))}")
 
     def close(self, succeeded: bool) -> None:

@@ -1,280 +1,263 @@
-"""The `seamless` trainer: one asynchronous PPO trainer for every layout.
+"""The `seamless` trainer: one asynchronous PPO trainer for every layout, whose hooks stand in the order of a run.
 
 It extends verl's PPOTrainer, which needs no standalone pool, so that colocated, disaggregated and multiplexed layouts
-differ in data and not in class. Owned state: the weight version, which is verl's `global_steps` at the last commit,
-and the validation curve.
+differ in data and not in class. verl calls the hooks; what they do is done by parts with one job each, which the
+trainer makes, connects and owns, and which do not know it. Owned state: the weight version, which is verl's
+`global_steps` at the last commit, the validation curve, and what the journal is to know of a step's groups.
 """
 
 from __future__ import annotations
 
 import math
-import os
-import time
-from collections import Counter
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 import ray
 import transfer_queue as tq
+from omegaconf import DictConfig
+from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.utils import Role
-from verl.trainer.ppo.v1.trainer_base import register_trainer
+from verl.trainer.ppo.v1 import trainer_base
+from verl.trainer.ppo.v1.trainer_base import PPOTrainer, register_trainer
+from verl.utils import tensordict_utils as tu
 from verl.utils.debug import marked_timer
 
+from seamless_verl.agent_loops.assignments import TRAIN
+from seamless_verl.agent_loops.manager import SeamlessAgentLoopManager
 from seamless_verl.agent_loops.rows import has_old_logprobs
+from seamless_verl.config.schema import KvOnUpdate, SeamlessConfig
+from seamless_verl.data_plane.client import DataPlaneClient
 from seamless_verl.journal import GroupOutcome
-from seamless_verl.runtime.checkpoint_cleanup import marked_save, remove_emptied
-from seamless_verl.runtime.checkpoint_marker import RESUME_ANOTHER, step_folder
-from seamless_verl.runtime.process import freeze_imports
+from seamless_verl.journal.recorded import parse_policy
+from seamless_verl.platform.adaptation import rebound
+from seamless_verl.resources.ahead import StalenessBound
+from seamless_verl.resources.machines import Machine
+from seamless_verl.resources.tail_batching import TailBatching, extra_prompts
+from seamless_verl.runtime.process import BackgroundTask, freeze_imports
+from seamless_verl.runtime.sample_lengths import LengthRecord
 from seamless_verl.runtime.scores import by_score, metric_values
-from seamless_verl.trainer.advantage_trainer import TRAIN_ALL, AdvantageTrainer
-from seamless_verl.trainer.corrected_update import UPDATE, update_numbers
-from seamless_verl.trainer.deferred_prompts import stored
-from seamless_verl.trainer.earlier_checkpoints import all_steps, earlier_steps, kept_checkpoints, loaded_from
-from seamless_verl.trainer.finite_updates import KEYS
-from seamless_verl.trainer.replica_starts import LOOK_S
-from seamless_verl.trainer.run_waits import PROGRESS_REPLY_S
-from seamless_verl.trainer.scheduling_checkpoint import (
+from seamless_verl.runtime.step_metrics import StepMetrics
+from seamless_verl.trainer.advantages import Advantages
+from seamless_verl.trainer.checkpoints import (
+    PROMPTS,
+    SAMPLER,
+    SCHEDULING,
+    RunCheckpoints,
+    Saved,
+    SchedulingState,
     checkpoint_of,
-    load_sampling,
-    load_scheduling,
-    save_sampling,
-    save_scheduling,
+    load_state,
 )
+from seamless_verl.trainer.corrected_update import UPDATE, update_numbers
+from seamless_verl.trainer.deaths import numbered
+from seamless_verl.trainer.finite_updates import KEYS
+from seamless_verl.trainer.group_wait import GroupWait
+from seamless_verl.trainer.lending import UPDATE as ACTORS_UPDATE
+from seamless_verl.trainer.needed_nodes import nodes_of_run
+from seamless_verl.trainer.pools import TagPools, place_by_tags
+from seamless_verl.trainer.prefetch import BatchPrefetch
+from seamless_verl.trainer.prompt_feed import PromptFeed, RunAhead, RunCalls
+from seamless_verl.trainer.prompt_lengths import prompt_scans, warn_of_long_prompts
+from seamless_verl.trainer.prompt_names import PromptNames, data_rows, drop_trained, stored_deferred
+from seamless_verl.trainer.replay_buffer import SeamlessReplayBuffer
+from seamless_verl.trainer.sampled_prompts import SampledPrompts, sampling_of
+from seamless_verl.trainer.servers import SeamlessServers
 from seamless_verl.trainer.session_weight import fixed_micro_batches, mini_batches_of
-from seamless_verl.trainer.step_line import REWARD
-from seamless_verl.trainer.step_log import logging_of
+from seamless_verl.trainer.setup import Placement, RunSetup, ServerLaunch, choose_seed, describe
+from seamless_verl.trainer.step_log import REWARD, logging_of
 from seamless_verl.trainer.token_mask import agreement, mask_stale, own_keys
-from seamless_verl.trainer.trained_columns import trained_columns
+from seamless_verl.trainer.validation_curve import ValidationCurve
+from seamless_verl.trainer.workers import SeamlessActorWorker, SeamlessCriticWorker, SeamlessWorkerGroup
+from seamless_verl.trajectory.account import DropReason
+from seamless_verl.weights.update import Reach
 
+POLL_S = 10.0  # only a fallback: agent loops notify the trainer
+TRAIN_ALL = "train_all"
 KEEP_EARLIER = "It is not saved, so that the last checkpoint stays: the same command goes on from that"
+ACTOR_ROLES = (Role.Actor, Role.ActorRollout, Role.ActorRolloutRef, Role.RefPolicy)
+DESCRIBES_PROMPT = ("raw_prompt", "reward_model", "extra_info", "agent_name")
+DESCRIBES_TOOLS = ("tools_kwargs", "interaction_kwargs", "ability", "dummy_tensor")
+DESCRIBES_SESSION = (
+    *("session_id", "num_turns", "metrics", "extra_fields"),
+    *("mm_processor_kwargs", "mm_processor_output"),
+)
+UNTRAINED = frozenset((*DESCRIBES_PROMPT, *DESCRIBES_TOOLS, *DESCRIBES_SESSION))
 
 
 @register_trainer("seamless")
-class SeamlessTrainer(AdvantageTrainer):
+class SeamlessTrainer(PPOTrainer):  # type: ignore[misc]
     """PPO with generation and training overlapped as far as `seamless.max_staleness` allows."""
 
-    def on_init_end(self) -> None:
-        if self.global_steps:
-            checkpoint = checkpoint_of(self.config, self.global_steps)
-            self.tail.drew(self.global_steps * int(self.config.data.train_batch_size))  # where the file lacks it
-            load_scheduling(checkpoint, self.lending, self.ahead, self.tail)
-            self.tail.keep(stored())
-            if self.prompt_sampling is not None:
-                load_sampling(checkpoint, self.prompt_sampling)
-        if self.seamless.gateway.enabled:
-            self.data_plane.begin_run(self.names.run, self.global_steps)
-        self.commit(self.global_steps)  # of the checkpoint just loaded, or of the initial model
-        self.commit.wait()
-        self.starter.begin()
+    poll_s = POLL_S  # shorter where agent loops do not notify; set by the task runner
 
-    def fit(self, agent_loop_manager: Any) -> None:
-        lines = self.seamless.console == "line"
-        logging = logging_of(self.step_metrics, lambda: int(self.total_training_steps), lines=lines)
-        with logging:
-            super().fit(agent_loop_manager)
+    # Its start: verl calls __init__, init and in it _setup
 
-    looked_for_returns = 0.0  # when, for replicas that were given up and reply again
-    returns: ray.ObjectRef[list[str]] | None = None  # the question for them that has no reply yet
+    def __init__(self, config: DictConfig) -> None:
+        self.seamless = SeamlessConfig.parse(config.get("seamless"))
+        self.placement = Placement.of(config, self.seamless)
+        self._enable_hybrid_replicas = self.placement.layout.shares_devices  # read by verl's _setup
+        self.pools: TagPools | None = None
+        self.folder = Path(config.trainer.default_local_dir)
+        describe(config, self.seamless, self.placement.layout).write(self.folder)
+        self.names = PromptNames()
+        self.curve = ValidationCurve.beside(config.trainer.default_local_dir)
+        self.step_metrics = StepMetrics.beside(config.trainer.default_local_dir)
+        self.lengths = LengthRecord.beside(self.folder) if self.seamless.record else None
+        self.checkpoints = RunCheckpoints(config, self._training_groups)
+        self.token_policy = parse_policy(self.seamless.tokens.policy)
+        self.weighs_sessions = self.seamless.tokens.weigh == "session"
+        self.group_details = defaultdict[str, dict[str, Any]](dict)  # by prompt, of this step's groups, for the journal
+        self.advantages = Advantages(
+            config.algorithm.adv_estimator,
+            self.seamless.turns.depth,
+            by_session=self.weighs_sessions,
+            details=self.group_details if self.seamless.gateway.enabled else None,
+            count_masked=self._count_masked,
+        )
+        self.enter_stage: Callable[[str], None] = lambda stage: None  # of the watchdog, set by the task runner
+        self.watch_metrics: Callable[[], dict[str, float]] = dict  # of the watchdog, too
+        self.on_rewards_ready: Callable[[], None] = lambda: None  # set by the task runner
+        self.server_launch = ServerLaunch(config, self.placement, lambda: self.pools, lambda: self.on_rewards_ready())
+        super().__init__(config)
+
+    def _build_replay_buffer(self) -> SeamlessReplayBuffer:
+        """With what submits prompts to it."""
+        config, updates, samples = self.config, self.parameter_sync_step, int(self.config.actor_rollout_ref.rollout.n)
+        batch, bound = int(config.data.train_batch_size), self.seamless.staleness_bound
+        tail = TailBatching(extra_prompts(self.seamless.tail_batching, batch))
+        buffer = SeamlessReplayBuffer(
+            bound=StalenessBound(bound, batch // updates, updates),
+            update=lambda: self.local_trigger_step,
+            wait=lambda: self.groups.wait(),
+            defers=bool(tail.extra),
+            lengths=self.lengths,
+            trainer_mode=self.trainer_mode,
+            trainer_config=config.trainer.v1.get(self.trainer_mode, {}),
+            sampler_kwargs=config.trainer.v1.sampler.sampler_kwargs,
+            refill_fn=lambda number: self.feed.refill(number),
+            filter_groups_metric=self._resolve_filter_groups_metric(),
+        )
+        calls = RunCalls(
+            step=lambda: self.global_steps,
+            steps_left=lambda: self.total_training_steps - self.global_steps,
+            data_size=lambda: len(self.train_dataloader),
+            add_prompts=lambda number: self._add_prompts_to_generate(number),
+            submit=lambda prompts: self._submit_batch_to_rollout(prompts),
+            begin_step=super().prepare_step,
+            manager=lambda: self.agent_loop_manager,
+        )
+        self.ahead = RunAhead(bound, self.seamless.ahead)
+        self.feed = PromptFeed(
+            calls,
+            buffer,
+            ahead=self.ahead,
+            tail=tail,
+            updates=updates,
+            samples=samples,
+            lengths=self.lengths,
+            stored_generations=config.skip.rollout_tq.enable,
+        )
+        self.sampled: SampledPrompts | None = None
+        if (sampling := sampling_of(self.seamless, samples)) is not None:
+            self.sampled = SampledPrompts(
+                sampling,
+                buffer,
+                calls,
+                dataset_size=lambda: len(self.train_dataset),
+                threshold=self.seamless.sampler.threshold,
+            )
+            self.feed.extra_sessions = self.sampled.extra_sessions
+        return buffer
+
+    def _setup(self) -> None:
+        """From workers to replicas that are attached, with the parts that need them."""
+        self.data_plane = DataPlaneClient(self.config, self.seamless, nodes_of_run(self.config))
+        launch = self.server_launch
+        workers = partial(SeamlessWorkerGroup, on_spawn=launch.workers_exist)
+        with rebound(trainer_base, RayWorkerGroup=workers, LLMServerManager=launch):
+            super()._setup()
+        replicas, keep_kv = launch.result().placed, self.seamless.weights.kv is KvOnUpdate.KEEP
+        self.data_plane.attach(replicas, keep_kv=keep_kv)
+        self.data_plane.log_addresses()
+        self.generating = [device for placed in replicas for device in placed.devices]
+        groups = list(self._training_groups().values())
+        setup = RunSetup(self.config, self.seamless, self.placement, self.data_plane, self.servers, groups)
+        self.device_time = setup.device_time()
+        self.commit = setup.commit(self.device_time)
+        self.starter = setup.starter(self.commit, keep_kv=keep_kv)
+        self.lending = setup.lending(
+            self.device_time,
+            self.commit,
+            self.feed.progress,
+            lambda: self.groups.wait_for_more(),
+            self._before_computation,
+        )
+        computing = {name: getattr(self, name, None) for name in ("actor_rollout_wg", "ref_policy_wg")}
+        self.lending.wrap_computations(computing, {ACTORS_UPDATE: BatchPrefetch})
+        self.groups = GroupWait(
+            self.data_plane,
+            self.replay_buffer,
+            ahead=self.ahead,
+            lending=self.lending,
+            starter=self.starter,
+            load=self.commit.load_started,
+            waited=lambda since: self.commit.times.trainer_waited(since, for_loads=False),
+            poll_s=self.poll_s,
+        )
+
+    def _init_dataloader(self) -> None:
+        """Also counts the prompts that are too long, in the background, if verl's own agent loops render them."""
+        choose_seed(self.config, self.names)
+        super()._init_dataloader()
+        sets = {"data.train_files": self.train_dataset, "data.val_files": self.val_dataset}
+        scanned = {} if self.seamless.gateway.enabled else sets
+        limit = self.config.actor_rollout_ref.rollout.prompt_length
+        self.prompt_scan = BackgroundTask("prompt-scan", partial(warn_of_long_prompts, prompt_scans(scanned), limit))
+
+    def _init_resource_pool_mgr(self) -> None:
+        super()._init_resource_pool_mgr()
+        classes = dict.fromkeys(ACTOR_ROLES, SeamlessActorWorker) | {Role.Critic: SeamlessCriticWorker}
+        for role in self.role_worker_mapping:
+            if role in classes:
+                self.role_worker_mapping[role] = ray.remote(classes[role])
+        if self.placement.plan is not None:
+            self.pools = place_by_tags(self, self.placement.plan, wait_s=self.seamless.wait_for_machines_s)
+
+    def get_llm_client(self) -> Any:
+        return self.servers.client()
 
     def _load_checkpoint(self) -> None:
         super()._load_checkpoint()
         if self.global_steps:
-            self._refuse_not_finite(f"Checkpoint {checkpoint_of(self.config, self.global_steps)}", RESUME_ANOTHER)
+            self.checkpoints.loaded(self.global_steps)
         self.curve.truncate_after(self.global_steps)
         self.step_metrics.resume_at(self.global_steps)
-        folder = Path(os.path.abspath(self.config.trainer.default_local_dir))
-        if self.global_steps and loaded_from(self.config) == folder:
-            self._adopt_checkpoints(folder)
 
-    def _adopt_checkpoints(self, folder: Path) -> None:
-        """What earlier starts saved in this run's folder is rotated like what this one saves.
-
-        One that was killed while it rotated may have left a folder without its actor.
-        """
-        self.saved = earlier_steps(folder, self.global_steps)
-        if kept_checkpoints(self.config)[0] is not None and self.global_steps in self.saved:
-            remove_emptied(folder, all_steps(folder, self.global_steps))
-        paths = [step_folder(folder, step) for step in self.saved]
-        self.actor_rollout_wg.adopt_checkpoints([str(path / "actor") for path in paths])
-        if self.use_critic:
-            self.critic_wg.adopt_checkpoints([str(path / str(Role.Critic)) for path in paths])
-
-    def _refuse_not_finite(self, what: str, way_out: str) -> None:
-        """Raises NotFiniteError if a weight of actor or critic is not a finite number."""
-        self.actor_rollout_wg.refuse_not_finite(f"{what} of the actor", way_out)
-        if self.use_critic:
-            self.critic_wg.refuse_not_finite(f"{what} of the critic", way_out)
-
-    def _save_checkpoint(self) -> None:
-        self.enter_stage(f"saving, step {self.global_steps}")
+    def on_init_end(self) -> None:
+        if self.global_steps:
+            self.feed.tail.drew(self.global_steps * self.feed.step_prompts)  # where the checkpoint is of another mode
+            load_state(checkpoint_of(self.config, self.global_steps), self._saved_parts())
+            self.feed.tail.keep(stored_deferred())
+        if self.seamless.gateway.enabled:
+            self.data_plane.begin_run(self.names.run, self.global_steps)
+        self.commit.begin(self.global_steps)  # of the checkpoint just loaded, or of the initial model
         self.commit.wait()
-        self._refuse_not_finite(f"The model after step {self.global_steps}", KEEP_EARLIER)
-        self._record_groups()  # before the checkpoint has their effect: a later start trusts what is recorded up to it
-        with marked_save(self.config.trainer.default_local_dir, self.global_steps):
-            self._save_own_state(checkpoint_of(self.config, self.global_steps))
-            self._log_what_is_known()
-            super()._save_checkpoint()  # which says at its end that the checkpoint is whole
-        self._prune_checkpoints()
-        folder = Path(self.config.trainer.default_local_dir)
-        if (folder / f"global_step_{self.global_steps}" / "actor").is_dir():  # else on another machine, or not yet
-            self.saved = remove_emptied(folder, [*self.saved, self.global_steps])
+        self.starter.begin()
 
-    def step(self, metrics: dict[str, Any], timing_raw: dict[str, float]) -> Any:
-        self.step_result = super().step(metrics, timing_raw), metrics
-        return self.step_result[0]
+    # The run: verl calls fit, which validates, submits what a checkpoint left unfinished, and makes its steps
 
-    def _log_what_is_known(self) -> None:
-        """A line of the step in the file of metrics, before its checkpoint is whole; verl logs it when all is known.
-
-        A run that is killed in between resumes after this step, which would have none.
-        """
-        batch, metrics = self.step_result
-        data = tq.kv_batch_get(keys=own_keys(batch), partition_id=batch.partition_id, select_fields=["rm_scores"])
-        reward = fmean(float(scores.sum()) for scores in data["rm_scores"].unbind())
-        self.step_metrics.add(self.global_steps, {**metrics, REWARD: reward})
-
-    def _prune_checkpoints(self) -> None:
-        """Removes what is beyond the bounds, now that the tracker names a checkpoint that stays."""
-        actor, critic = kept_checkpoints(self.config)
-        if actor is not None:
-            self.actor_rollout_wg.prune_checkpoints(actor)
-        if self.use_critic and critic is not None:
-            self.critic_wg.prune_checkpoints(critic)
-
-    def _save_own_state(self, checkpoint: Path) -> None:
-        checkpoint.mkdir(parents=True, exist_ok=True)
-        save_scheduling(checkpoint, self.lending, self.ahead, self.tail)
-        self.names.save(checkpoint)
-        if self.prompt_sampling is not None:
-            save_sampling(checkpoint, self.prompt_sampling)
-
-    def on_train_begin(self) -> None:
-        self.prompt_scan.result()
-        freeze_imports()
-        self.device_time.begin()
-        self.step_began = time.monotonic()
-        self._add_async_warmup_batches(self.batches_ahead)
-
-    def on_sample_begin(self) -> None:
-        self.enter_stage(f"waiting for groups, step {self.global_steps}")
-        self.mini_batch_ended()
-        self.sample_began()
-        self.refill_for_update()
-        if self.replay_buffer.finished() < self.bound.batch:
-            self.lending.offer(None)
-
-    def _wait_for_groups(self) -> None:
-        self.starter.while_waiting(self._load_started)
-        if time.monotonic() - self.looked_for_returns >= LOOK_S:
-            self.looked_for_returns = time.monotonic()
-            if names := self._taken_back():
-                self._load_started(names)
-        super()._wait_for_groups()
-
-    def _taken_back(self) -> list[str]:
-        """Replicas that reply again, as of the last question that has a reply: a data plane may take long for one."""
-        if self.returns is None:
-            self.returns = self.data_plane.actor.taken_back.remote()
-        if not ray.wait([self.returns], timeout=PROGRESS_REPLY_S)[0]:
-            return []
-        reply, self.returns = self.returns, None
-        return list(ray.get(reply))
-
-    def looks_often(self) -> bool:
-        return super().looks_often() or self.starter.starting
-
-    def _load_started(self, ids: Sequence[str]) -> None:
-        self.commit.load_started(ids)
-        self.lending.on_started(ids)
-
-    def on_sample_end(self) -> None:
-        self.enter_stage(f"computing, step {self.global_steps}")
-        self.sample_ended()
-        self.count_mini_batch()
-        self.defer_rest()
-        if self.curr_step_profile:
-            self._stop_rollout_profiling()
-
-    def on_step_end(self) -> None:
-        self.enter_stage(f"committing version {self.global_steps}")
-        self.step_ended()
-        self._record_groups()
-        with marked_timer("update_weights", self.timing_raw, color="red"):
-            self.lending.before_commit()
-            self.starter.before_commit()
-            self._pending_sync_metrics = self.commit(self.global_steps)
-            self.lending.on_committed()
-        self._pending_sync_metrics |= self.tail.metrics() if self.tail.extra else {}
-        self._pending_sync_metrics |= self.replay_buffer.carried_over(self.global_steps)
-        self._pending_sync_metrics |= {} if self.prompt_sampling is None else self.prompt_sampling.metrics()
-        self.begin_next_step()
-        used = self.device_time.close(f"step {self.global_steps}")
-        self._pending_sync_metrics |= used | self.choose_ahead(self.device_time.idle_share(self.generating))
-        self._pending_sync_metrics |= self.lending.metrics() | self.starter.metrics()
-        self._pending_sync_metrics |= self.watch_metrics()
-
-    def _record_groups(self) -> None:
-        """What became of groups since the last call, into the journal, and their lengths where they are recorded."""
-        self.await_deferred()  # a step that computes nothing, before an actor's warm-up has ended, did not
-        details = {"policy": self.seamless.tokens.policy, "version": self.global_steps - 1}
-        groups = self.replay_buffer.take_decided(self.global_steps, details, self.group_details)
-        self.group_details.clear()
-        self.data_plane.record_groups(groups if self.seamless.gateway.enabled else [])
-        if self.lengths is not None:
-            trained = [group.uid for group in groups if group.outcome is GroupOutcome.TRAINED]
-            kept = (GroupOutcome.TRAINED, GroupOutcome.DEFERRED)  # a deferred prompt begins again
-            dropped = [group.uid for group in groups if group.outcome not in kept]
-            self.lengths.write(self.global_steps, trained, dropped)
-
-    def _compute_old_log_prob(self, batch: Any, metrics: dict[str, Any]) -> Any:
-        if self.seamless.tokens.policy != TRAIN_ALL:
-            trained, masked = mask_stale(batch, self.token_policy, self.global_steps - 1)
-            metrics.update({"seamless/tokens/trained": trained, "seamless/tokens/masked_as_stale": masked})
-            ray.get(self.data_plane.actor.count_masked.remote(masked))
-        bypass = self.config.algorithm.rollout_correction.bypass_mode  # with it, both logprobs are the same numbers
-        if not bypass:
-            batch = super()._compute_old_log_prob(batch, metrics)
-            metrics.update(agreement(batch))
-        elif lacking := [i for i, tag in enumerate(batch.tags) if not has_old_logprobs(tag)]:
-            super()._compute_old_log_prob(rows_at(batch, lacking), metrics)  # reads one column and writes the other
-        return batch
-
-    def _get_required_batch_multiple(self, dp_size: int) -> int:
-        """Rows of a batch are padded to a multiple of this; each mini-batch has as many, and each rank of each."""
-        if not self.weighs_sessions:
-            return int(super()._get_required_batch_multiple(dp_size))
-        steps = [self._steps(self.config.actor_rollout_ref.actor)]
-        steps += [self._steps(self.config.critic)] if self.use_critic else []
-        return int(dp_size * math.lcm(*steps) * math.lcm(*fixed_micro_batches(self.config)))
-
-    def _steps(self, config: Any) -> int:
-        """Optimizer steps of an update: its prompts in mini-batches of so many prompts."""
-        return max(1, self.bound.batch // int(config.ppo_mini_batch_size))
-
-    def _update_actor(self, batch: Any, metrics: dict[str, Any]) -> Any:
-        correction, update = self.seamless.correction, self.step_batches - 1
-        batch.fields, batch.extra_info[KEYS] = trained_columns(batch.fields), "\n".join(batch.keys)
-        batch.extra_info[UPDATE] = update_numbers(correction, self.global_steps, update, self.parameter_sync_step)
-        if not self.weighs_sessions:
-            return super()._update_actor(batch, metrics)
-        rows = len(batch) // self._steps(self.config.actor_rollout_ref.actor)
-        with mini_batches_of(self.actor_rollout_wg, "update_actor", rows):
-            return super()._update_actor(batch, metrics)
-
-    def _compute_values(self, batch: Any, metrics: dict[str, Any]) -> Any:
-        with self.lending.training("infer_batch"):  # the critic's group returns at once, verl waits in here
-            return super()._compute_values(batch, metrics)
-
-    def _update_critic(self, batch: Any, metrics: dict[str, Any]) -> Any:
-        batch.fields, batch.extra_info[KEYS] = trained_columns(batch.fields), "\n".join(batch.keys)
-        with self.lending.training("train_mini_batch"):
-            if not self.weighs_sessions:
-                return super()._update_critic(batch, metrics)
-            with mini_batches_of(self.critic_wg, "train_mini_batch", len(batch) // self._steps(self.config.critic)):
-                return super()._update_critic(batch, metrics)
+    def fit(self, agent_loop_manager: Any) -> None:
+        """Trains; the manager begins the generation of prompts when the version of the step before is committed."""
+        if isinstance(agent_loop_manager, SeamlessAgentLoopManager):
+            agent_loop_manager.may_begin = self.commit.then
+        lines = self.seamless.console == "line"
+        with logging_of(self.step_metrics, lambda: int(self.total_training_steps), lines=lines):
+            super().fit(agent_loop_manager)
 
     def _validate(self) -> dict[str, float]:
         self.enter_stage(f"validating, step {self.global_steps}")
@@ -306,8 +289,271 @@ class SeamlessTrainer(AdvantageTrainer):
         metrics: dict[str, float] = super()._val_metrics_update(sources, uids, infos, turns, expected)
         return metrics | {"seamless/validation/unscored": float(len(unscored))}
 
+    def _reissue_inflight_prompts(self, partition_id: str = TRAIN) -> int:
+        """Submits a checkpoint's unfinished prompts again: without a gateway all of them anew, as verl does."""
+
+        def whole_groups() -> int:
+            if self.seamless.gateway.enabled:
+                return self.feed.resubmit(partition_id)
+            drop_trained(partition_id)
+            return int(super(SeamlessTrainer, self)._reissue_inflight_prompts(partition_id))
+
+        return whole_groups() if self.sampled is None else self.sampled.reissue(whole_groups)
+
+    def on_train_begin(self) -> None:
+        self.prompt_scan.result()
+        freeze_imports()
+        self.device_time.begin()
+        self.ahead.begin()
+        self._add_async_warmup_batches(self.ahead.level)
+
+    # A step: prompts are submitted, then each update takes a batch of groups
+
+    def step(self, metrics: dict[str, Any], timing_raw: dict[str, float]) -> Any:
+        self.step_result = super().step(metrics, timing_raw), metrics
+        return self.step_result[0]
+
+    def prepare_step(self) -> dict[str, Any]:
+        return self.feed.prepare_step()
+
+    def _next_train_batch(self, num_prompts: int | None = None) -> TensorDict:
+        number = int(self.config.data.train_batch_size) if num_prompts is None else num_prompts
+        return self._drawn(number) if self.sampled is None else self.sampled.next_batch(number, self._drawn)
+
+    def _drawn(self, number: int) -> TensorDict:
+        batch = super()._next_train_batch(number)
+        self.feed.tail.drew(len(batch))
+        return batch
+
+    def _fetch_one_gen_batch(self) -> TensorDict:
+        """With a gateway a prompt has the same uid after a resume, by which the journal's sessions are found again."""
+        batch = super()._fetch_one_gen_batch()
+        if self.seamless.gateway.enabled:
+            tu.assign_non_tensor_stack(batch, "uid", self.names.take(data_rows(batch)))
+        return batch
+
+    def _submit_batch_to_rollout(self, batch: Any) -> int:
+        """Generation begins when the version of the step before is committed, and would else begin on an older one.
+
+        A manager of the user's begins at once, so that the commit is waited for.
+        """
+        if not isinstance(self.agent_loop_manager, SeamlessAgentLoopManager):
+            self.commit.wait(Reach.COMMITTED)
+        if self.lengths is not None:
+            self.lengths.begin(batch["uid"])
+        return int(super()._submit_batch_to_rollout(batch))
+
+    def on_sample_begin(self) -> None:
+        self.enter_stage(f"waiting for groups, step {self.global_steps}")
+        self._mini_batch_ended()
+        self.groups.begin()
+        self.feed.refill_for_update()
+        if self.replay_buffer.finished() < self.feed.bound.batch:
+            self.lending.offer(None)
+
+    def on_sample_end(self) -> None:
+        self.enter_stage(f"computing, step {self.global_steps}")
+        self.groups.end()
+        self.feed.mini_batch_taken()
+        self.feed.defer_rest()
+        if self.curr_step_profile:
+            self._stop_rollout_profiling()
+
+    def _before_computation(self) -> None:
+        """Training is about to take its devices: they might else be lent for what is being ended, or load."""
+        self.feed.await_deferred()
+        self.commit.wait(Reach.LOADED, self.lending.ids)
+
+    def _get_required_batch_multiple(self, dp_size: int) -> int:
+        """Rows of a batch are padded to a multiple of this; each mini-batch has as many, and each rank of each."""
+        if not self.weighs_sessions:
+            return int(super()._get_required_batch_multiple(dp_size))
+        steps = [self._steps(self.config.actor_rollout_ref.actor)]
+        steps += [self._steps(self.config.critic)] if self.use_critic else []
+        return int(dp_size * math.lcm(*steps) * math.lcm(*fixed_micro_batches(self.config)))
+
+    def _steps(self, config: Any) -> int:
+        """Optimizer steps of an update: its prompts in mini-batches of so many prompts."""
+        return max(1, self.feed.bound.batch // int(config.ppo_mini_batch_size))
+
+    def _compute_old_log_prob(self, batch: Any, metrics: dict[str, Any]) -> Any:
+        if self.seamless.tokens.policy != TRAIN_ALL:
+            trained, masked = mask_stale(batch, self.token_policy, self.global_steps - 1)
+            metrics.update({"seamless/tokens/trained": trained, "seamless/tokens/masked_as_stale": masked})
+            self._count_masked(masked)
+        bypass = self.config.algorithm.rollout_correction.bypass_mode  # with it, both logprobs are the same numbers
+        if not bypass:
+            batch = super()._compute_old_log_prob(batch, metrics)
+            metrics.update(agreement(batch))
+        elif lacking := [i for i, tag in enumerate(batch.tags) if not has_old_logprobs(tag)]:
+            super()._compute_old_log_prob(rows_at(batch, lacking), metrics)  # reads one column and writes the other
+        return batch
+
+    def _count_masked(self, tokens: int, *reason: DropReason) -> None:
+        ray.get(self.data_plane.actor.count_masked.remote(tokens, *reason))
+
+    def _compute_values(self, batch: Any, metrics: dict[str, Any]) -> Any:
+        with self.lending.training("infer_batch"):  # the critic's group returns at once, verl waits in here
+            return super()._compute_values(batch, metrics)
+
+    def _compute_advantage(self, batch: Any, metrics: dict[str, Any]) -> Any:
+        return self.advantages.compute(batch, metrics, super()._compute_advantage)
+
+    def _update_critic(self, batch: Any, metrics: dict[str, Any]) -> Any:
+        batch.fields, batch.extra_info[KEYS] = trained_columns(batch.fields), "\n".join(batch.keys)
+        with self.lending.training("train_mini_batch"):
+            if not self.weighs_sessions:
+                return super()._update_critic(batch, metrics)
+            with mini_batches_of(self.critic_wg, "train_mini_batch", len(batch) // self._steps(self.config.critic)):
+                return super()._update_critic(batch, metrics)
+
+    def _update_actor(self, batch: Any, metrics: dict[str, Any]) -> Any:
+        batch.fields, batch.extra_info[KEYS] = trained_columns(batch.fields), "\n".join(batch.keys)
+        batch.extra_info[UPDATE] = update_numbers(
+            self.seamless.correction, self.global_steps, self.local_trigger_step, self.parameter_sync_step
+        )
+        if not self.weighs_sessions:
+            return super()._update_actor(batch, metrics)
+        rows = len(batch) // self._steps(self.config.actor_rollout_ref.actor)
+        with mini_batches_of(self.actor_rollout_wg, "update_actor", rows):
+            return super()._update_actor(batch, metrics)
+
+    # A step's end: a checkpoint where one is due, the commit of the weights, and the next step's prompts
+
+    def _save_checkpoint(self) -> None:
+        self.enter_stage(f"saving, step {self.global_steps}")
+        self.commit.wait()
+        self.checkpoints.refuse_not_finite(f"The model after step {self.global_steps}", KEEP_EARLIER)
+        self._record_groups()  # before the checkpoint has their effect: a later start trusts what is recorded up to it
+        with self.checkpoints.saving(self.global_steps, self._saved_parts()):
+            self._log_what_is_known()
+            super()._save_checkpoint()
+
+    def _saved_parts(self) -> dict[str, Saved]:
+        """The parts whose state is in each checkpoint, by their files."""
+        scheduling = SchedulingState(self.lending, self.ahead.chosen, self.feed.tail)
+        sampler = {} if self.sampled is None else {SAMPLER: self.sampled.sampling}
+        return {SCHEDULING: scheduling, PROMPTS: self.names, **sampler}
+
+    def _log_what_is_known(self) -> None:
+        """A line of the step in the file of metrics, before its checkpoint is whole; verl logs it when all is known.
+
+        A run that is killed in between resumes after this step, which would have none.
+        """
+        batch, metrics = self.step_result
+        data = tq.kv_batch_get(keys=own_keys(batch), partition_id=batch.partition_id, select_fields=["rm_scores"])
+        reward = fmean(float(scores.sum()) for scores in data["rm_scores"].unbind())
+        self.step_metrics.add(self.global_steps, {**metrics, REWARD: reward})
+
+    def on_step_end(self) -> None:
+        self.enter_stage(f"committing version {self.global_steps}")
+        self._mini_batch_ended()
+        self.feed.step_ended()
+        self._record_groups()
+        with marked_timer("update_weights", self.timing_raw, color="red"):
+            self.lending.before_commit()
+            self.starter.before_commit()
+            metrics = self.commit.begin(self.global_steps)
+            self.lending.on_committed()
+        metrics |= self.feed.tail.metrics() if self.feed.tail.extra else {}
+        metrics |= self.replay_buffer.carried_over(self.global_steps)
+        metrics |= {} if self.sampled is None else self.sampled.sampling.metrics()
+        self._begin_next_step()
+        metrics |= self.device_time.close(f"step {self.global_steps}")
+        metrics |= self.ahead.step_ended(self.device_time.idle_share(self.generating))
+        self._pending_sync_metrics = metrics | self.lending.metrics() | self.starter.metrics() | self.watch_metrics()
+
+    def _mini_batch_ended(self) -> None:
+        """The mini-batch that was taken last, if any, is trained."""
+        self.feed.mini_batch_ended()
+        self.lending.statistics.mini_batch_ended()
+
+    def _record_groups(self) -> None:
+        """What became of groups since the last call, into the journal, and their lengths where they are recorded."""
+        self.feed.await_deferred()  # a step that computes nothing, before an actor's warm-up has ended, did not
+        details = {"policy": self.seamless.tokens.policy, "version": self.global_steps - 1}
+        groups = self.replay_buffer.take_decided(self.global_steps, details, self.group_details)
+        self.group_details.clear()
+        self.data_plane.record_groups(groups if self.seamless.gateway.enabled else [])
+        if self.lengths is not None:
+            trained = [group.uid for group in groups if group.outcome is GroupOutcome.TRAINED]
+            kept = (GroupOutcome.TRAINED, GroupOutcome.DEFERRED)  # a deferred prompt begins again
+            dropped = [group.uid for group in groups if group.outcome not in kept]
+            self.lengths.write(self.global_steps, trained, dropped)
+
+    def _begin_next_step(self) -> None:
+        """Submits the prompts of the next step, if it follows at once.
+
+        What else a step's end takes, its metrics and the clearing of its rows, is done while engines generate. Else
+        those that had ended what was drawn ahead would stand idle for it.
+        """
+        if self._goes_on_at_once():
+            self.global_steps += 1  # prompts that are submitted now are the next step's
+            self.feed.prepare_early()
+            self.global_steps -= 1
+
+    def _goes_on_at_once(self) -> bool:
+        """Whether the next step follows this one with no validation, profile or end of the run between.
+
+        Not with a manager of the user's, which may generate before it returns.
+        """
+        if not isinstance(self.agent_loop_manager, SeamlessAgentLoopManager):
+            return False
+        trainer, step = self.config.trainer, self.global_steps
+        ends = step >= self.total_training_steps or step // self.steps_per_epoch >= trainer.total_epochs
+        validates = trainer.test_freq > 0 and step % trainer.test_freq == 0
+        profiles = self.config.global_profiler.steps is not None
+        return not (ends or validates or profiles or self.config.skip.rollout_tq.enable)
+
+    # What others ask of the run
+
+    @property
+    def servers(self) -> SeamlessServers:
+        """The replicas' manager, which exists as soon as the workers do."""
+        assert self.server_launch.servers is not None, "the workers do not exist yet"
+        return self.server_launch.servers
+
+    def _rollout_server_managers(self) -> list[Any]:
+        return [self.servers]
+
+    def _get_n_gpus_for_throughput(self) -> int:
+        standalone = (placed.replica.world_size for placed in self.servers.placed if not placed.shares_device)
+        return int(self.resource_pool_manager.get_n_gpus() + sum(standalone))
+
+    def _training_groups(self) -> dict[str, Any]:
+        """The worker groups that train, by role."""
+        return {"actor": self.actor_rollout_wg} | ({"critic": self.critic_wg} if self.use_critic else {})
+
+    def watched_actors(self) -> dict[str, Any]:
+        """The actors that give a stack report, by name."""
+        servers = {placed.replica_id: placed.replica.server_handle for placed in self.servers.placed}
+        return {"data plane": self.data_plane.actor, **servers}
+
+    def training_actors(self) -> dict[str, Any]:
+        """The workers that compute, by name: the run ends when one of them dies."""
+        named = (numbered(f"{role} worker", group.workers) for role, group in self._training_groups().items())
+        return {name: actor for workers in named for name, actor in workers.items()}
+
+    def machines_by_node(self) -> dict[str, list[Machine]]:
+        """The machines of the plan that are on each node, by its id; none without tags."""
+        return {} if self.pools is None else self.pools.machines_by_node()
+
+    def outstanding_uids(self) -> list[str]:
+        """Prompts whose groups had not ended at the last look at the queue, validation's too; any thread may ask."""
+        return self.replay_buffer.unfinished_uids()
+
 
 def rows_at(batch: KVBatchMeta, places: Sequence[int]) -> KVBatchMeta:
     """These rows of a batch."""
     keys, tags = [batch.keys[i] for i in places], [batch.tags[i] for i in places]
     return KVBatchMeta(keys=keys, tags=tags, partition_id=batch.partition_id)
+
+
+def trained_columns(names: Sequence[str] | None) -> list[str] | None:
+    """These columns without those that no update reads; None, all of them, stays None.
+
+    A worker gets every column that the batch names, and a column of objects costs it more than one of tensors, while
+    its device waits. Only columns that verl's agent loops and data sets are known to write are left out: any other may
+    be meant for a loss or an engine of a user's own. So may `data_source` and `index`, which stay too.
+    """
+    return None if names is None else [name for name in names if name not in UNTRAINED]

@@ -23,25 +23,22 @@ from verl.utils.device import get_torch_device, set_expandable_segments
 from verl.utils.import_utils import import_external_libs
 from verl.workers.engine_workers import TrainingWorker
 
-from seamless_verl.algorithms import interpolated, m2po
+from seamless_verl import algorithms
 from seamless_verl.resources.ledger.activity import Activity, DeviceUse, NodeActivity
 from seamless_verl.runtime.process import show_log
+from seamless_verl.trainer.checkpoints import RotatesCheckpoints
 from seamless_verl.trainer.corrected_update import CorrectedUpdates
 from seamless_verl.trainer.device_time import record_computations, train_device
-from seamless_verl.trainer.fetched_batch import FetchesAhead
 from seamless_verl.trainer.finite_updates import FiniteUpdates, gathered
 from seamless_verl.trainer.pools import TagWorkers
-from seamless_verl.trainer.rotated_checkpoints import RotatesCheckpoints
-from seamless_verl.trainer.weight_export import exports_alone, hold_changes
+from seamless_verl.trainer.prefetch import FetchesAhead
 from seamless_verl.trainer.weighted_loss import weighs_sessions
-from seamless_verl.weights.background import BackgroundStaging, StagingBegun, StagingEnd
+from seamless_verl.weights.background import BackgroundStaging, StagingBegun, StagingEnd, exports_alone, hold_changes
 from seamless_verl.weights.host_copies import work_after_this
 from seamless_verl.weights.staging import Report, StagedWeights, StagingMemory, StagingShare, mapped_of_host
 from seamless_verl.weights.transfer import node_id
 
-REGISTERED = (interpolated, m2po)
-"""Imported in each worker's process, for with that they register their policy losses in verl."""
-
+algorithms.register(algorithms.LOSSES)
 STAGING = "staging"
 STAGING_METHODS = ("finish_staging",)  # in that concurrency group
 
@@ -68,14 +65,14 @@ class SeamlessActorWorker(FetchesAhead, RotatesCheckpoints, DetachActorWorker):
             FiniteUpdates(self.actor, "actor")
             corrected = CorrectedUpdates(self.actor).correcting(self.loss_fn)
             self.actor.set_loss_fn(weighs_sessions(corrected))
-            hold_changes(self.actor.engine, self.copying.hold)
+            hold_changes(self.actor.engine, self.copying.wait)
 
     def saved_engine(self) -> Any:
         return self.actor.engine
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def restore_model_from_cpu(self, n: Any) -> None:
-        self.copying.hold()
+        self.copying.wait()
         super().restore_model_from_cpu(n)
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
@@ -197,12 +194,15 @@ class SeamlessCriticWorker(RotatesCheckpoints, TrainingWorker):
 class SeamlessWorkerGroup(TagWorkers, RayWorkerGroup):
     """The workers of one resource pool; calls `on_spawn` when their processes exist, before any builds a model."""
 
-    on_spawn: Callable[[dict[str, RayWorkerGroup]], None] | None = None  # set by the trainer for one set-up
+    def __init__(
+        self, *args: Any, on_spawn: Callable[[dict[str, RayWorkerGroup]], None] = lambda groups: None, **kwargs: Any
+    ) -> None:
+        self.on_spawn = on_spawn
+        super().__init__(*args, **kwargs)
 
     def spawn(self, prefix_set: Any) -> dict[str, RayWorkerGroup]:
         groups: dict[str, RayWorkerGroup] = super().spawn(prefix_set)
-        if SeamlessWorkerGroup.on_spawn is not None:
-            SeamlessWorkerGroup.on_spawn(groups)
+        self.on_spawn(groups)
         return groups
 
     def _init_with_resource_pool(self, resource_pool: Any, ray_cls_with_init: Any, *args: Any, **kwargs: Any) -> None:

@@ -1,20 +1,18 @@
 """Commits a version of the weights: staged while the replicas generate, then loaded into a few of them at a time.
 
 The trainer's workers stage the weights once in the memory of each host. Where a worker can do that in a thread
-(`trainer/weight_export.py`), the trainer goes on at once: nothing changes the weights before its next optimizer step,
+(`weights/background.py`), the trainer goes on at once: nothing changes the weights before its next optimizer step,
 which the worker itself holds back until they are copied. Elsewhere the trainer waits until they are. The replicas load
 them meanwhile: each pauses only for its load; its calls freeze in the engine and continue with the new weights.
 
-Owned state: the commit that runs in the background (staging, committed, loading, done; or failed, which is final), and
-the committed version with the place where it is staged. Each trainer worker owns its open copy
-(`weights/background.py`), the data plane the version that may be served. What is to happen once the next version is
-committed waits in `early` until its commit begins; a thread for which the trainer's waits may add to it.
+Owned state: the update that was begun last, and the committed version with the place where it is staged. Each trainer
+worker owns its open copy (`weights/background.py`), the data plane the version that may be served.
 
 Invariants:
-- The staged memory is written only while no load is open: `__call__` and `load_again` wait for the open commit first,
-  and both are called by the trainer's thread alone. So at most one commit is open.
+- The staged memory is written only while no load is open: `begin` and `load_again` wait for the open update first, and
+  both are called by the trainer's thread alone. So at most one update is open.
 - A version is staged before it is committed, and committed before a replica loads it, or a prompt of the next step
-  begins (`when_committed`): it would begin on weights that are one version older than the staleness bound counts.
+  begins (`then`): it would begin on weights that are one version older than the staleness bound counts.
 - Other hosts get the weights from the trainer's workers, which then do not compute: the trainer waits for that.
 """
 
@@ -22,8 +20,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -31,13 +29,10 @@ from typing import Any
 import ray
 from verl.single_controller.ray import RayWorkerGroup
 
-from seamless_verl.data_plane.client import DataPlaneClient, PlacedReplica, living_replies
-from seamless_verl.data_plane.server_calls import ServerCalls
 from seamless_verl.weights.background import StagingBegun, StagingEnd
-from seamless_verl.weights.commit_times import CommitTimes
-from seamless_verl.weights.loads import BackgroundLoads, load_rounds
 from seamless_verl.weights.staging import Report, StagedWeights, one_per_host
 from seamless_verl.weights.transfer import Transfer
+from seamless_verl.weights.update import CommitTimes, Reach, WeightUpdate, load_rounds
 
 logger = logging.getLogger(__name__)
 Staged = list[StagedWeights]  # one for each host that has the version
@@ -45,14 +40,18 @@ Begun = Report | StagingBegun  # a rank's reply: it has staged, or copies in the
 ONE_HOST = ""
 
 
-@dataclass
+@dataclass(kw_only=True)
 class WeightCommit:
     """Commits versions of the trainer's weights.
 
     Args:
-        client: the data plane client.
+        execute: executes a command of the rollout manager, and returns its result.
+        metrics: asks for the fleet's metrics, `loading` or not, and returns what `ray.get` gives them for; raises
+            there if no replica serves.
+        pauses_s: for how many seconds each of these replicas paused for its last load.
         trainers: the workers that have the weights.
-        replicas: all replicas of the job.
+        sharing: the devices of each replica that shares its own with the trainer, by the replica's id.
+        others: the other replicas.
         transfer: to the hosts of replicas on devices of their own; None if there are none.
         at_once: how many replicas of a host load together, while the others generate.
         released: replicas on the trainer's devices release their memory while training computes.
@@ -60,21 +59,24 @@ class WeightCommit:
         hosts: the host of each replica, by its id; without them all are on one.
     """
 
-    client: DataPlaneClient
+    execute: Callable[..., Any]
+    metrics: Callable[[bool], Any]
+    pauses_s: Callable[[Sequence[str]], list[float]]
     trainers: RayWorkerGroup
-    replicas: Sequence[PlacedReplica]
-    transfer: Transfer | None
+    sharing: Mapping[str, Sequence[str]]
+    others: Sequence[str] = ()
+    transfer: Transfer | None = None
     at_once: int = 1
     released: bool = False
     syncing: Callable[[Sequence[str]], AbstractContextManager[None]] = lambda devices: nullcontext()
     hosts: Mapping[str, str] = field(default_factory=dict)
     committed: tuple[int, Staged] | None = None  # the version, and where it is staged until the next one is
+    staged: tuple[int, Staged] | None = None  # of the update
     begun: int | None = None  # the version of the last call
-    loads: BackgroundLoads | None = None  # of the version that was committed last, or is
-    early: list[Callable[[], None]] = field(default_factory=list)  # actions that wait for the next call's version
-    times: CommitTimes = field(default_factory=CommitTimes)  # of the version that was committed last, or is
+    update: WeightUpdate | None = None  # to the version that was committed last, or is
+    times: CommitTimes = field(default_factory=CommitTimes)  # of that version
 
-    def __call__(self, version: int) -> dict[str, Any]:
+    def begin(self, version: int) -> dict[str, Any]:
         """Commits `version`, in the background as far as it can be; returns metrics, those of the commit before.
 
         Raises:
@@ -87,18 +89,18 @@ class WeightCommit:
         self.begun = version
         earlier, self.times = self.times, CommitTimes(waited_s=time.monotonic() - began)
         named = {"waited_s": self.times.waited_s} | (earlier.metrics() if earlier.load_s else {})
-        of_planes = self.client.actor.checked_metrics.remote(loading=True)
+        of_planes = self.metrics(True)
         begun = self.trainers.stage_weights(version)
-        commit, metrics = partial(self.commit_staged, version, begun), dict[str, Any]()
+        stage, commit = partial(self.stage, version, begun), partial(self.commit, version)
+        metrics, steps = dict[str, Any](), {"stage": stage, "commit": commit}
         if not self.goes_on(begun):
-            commit, metrics = partial(dict), commit()
+            metrics, steps = stage(), {}
+            commit()
         metrics |= ray.get(of_planes)
         self.times.trainer_waited(self.times.began, for_loads=False)
         rounds = self.rounds(together=metrics.get("fleet/attached") == 0)
-        self.loads = BackgroundLoads(version, rounds, partial(self.load, version), self.check, commit)
-        early, self.early = self.early, []
-        for action in early:
-            self.loads.when_committed(action)
+        load = partial(self.load, version)
+        self.update = WeightUpdate(version, rounds, load, self.check, times=self.times, **steps)
         return metrics | {f"seamless/commit/{name}": value for name, value in named.items()}
 
     def goes_on(self, begun: Sequence[Begun]) -> bool:
@@ -106,16 +108,8 @@ class WeightCommit:
         hosts = {reply.host for reply in begun if isinstance(reply, StagingBegun)}
         return bool(hosts) and not (self.transfer and self.transfer.without(hosts))
 
-    def commit_staged(self, version: int, begun: Sequence[Begun]) -> dict[str, Any]:
-        """Commits `version`, once it is staged; returns metrics of the transfer."""
-        staged, metrics = self.stage(version, begun)
-        self.times.stage_s = time.monotonic() - self.times.began
-        self.client.execute("commit", version)
-        self.committed, self.times.committed = (version, staged), time.monotonic()
-        return metrics
-
-    def stage(self, version: int, begun: Sequence[Begun]) -> tuple[Staged, dict[str, Any]]:
-        """Returns when the weights are in the memory of each host that has a replica: where, and metrics."""
+    def stage(self, version: int, begun: Sequence[Begun]) -> dict[str, Any]:
+        """Returns when the weights are in the memory of each host that has a replica: metrics of the transfer."""
         reports = list[Report](begun)
         if any(isinstance(reply, StagingBegun) for reply in begun):
             ends: list[StagingEnd] = ray.get(self.trainers.finish_staging())
@@ -123,58 +117,38 @@ class WeightCommit:
             self.times.held_s = max(end.held_s for end in ends)
         staged = one_per_host(reports)
         sent, metrics = self.transfer.stage(version, staged) if self.transfer else ([], {})
-        return [*staged, *sent], metrics
+        self.staged = version, [*staged, *sent]
+        self.times.stage_s = time.monotonic() - self.times.began
+        return metrics
 
-    def wait(self, ids: Collection[str] | None = None) -> None:
-        """Returns when the open loads into these replicas, by default into all, have ended; raises what they raised."""
-        if self.loads is not None:
-            since = time.monotonic()
-            self.loads.wait(ids)
-            self.times.trainer_waited(since, for_loads=True)
+    def commit(self, version: int) -> None:
+        """Commits `version`, which is staged."""
+        self.execute("commit", version)
+        self.committed, self.times.committed = self.staged, time.monotonic()
 
-    def wait_committed(self) -> None:
-        """Returns when the version is committed; raises what ended that."""
-        if self.loads is not None:
-            since = time.monotonic()
-            self.loads.wait_committed()
-            self.times.trainer_waited(since, for_loads=False)
+    def wait(self, reach: Reach = Reach.LOADED, ids: Collection[str] | None = None) -> None:
+        """As `WeightUpdate.wait` of the update that was begun last; before the first one it returns at once."""
+        if self.update is not None:
+            self.update.wait(reach, ids)
 
-    def when_committed(self, version: int, action: Callable[[], None]) -> None:
-        """Has it called once this version is committed, now or then; see `BackgroundLoads.when_committed`.
-
-        `version` is at most the next one that is committed. Called by the trainer's thread, or by one for which that
-        waits. Raises what ended the open commit or its loads, if it is known by now.
-        """
-        if version > (self.begun or 0):
-            self.raise_failed()
-            self.early.append(action)
-        elif self.loads is None:
+    def then(self, action: Callable[[], None]) -> None:
+        """As `WeightUpdate.then`; before the first update the action is called now."""
+        if self.update is None:
             action()
         else:
-            self.loads.when_committed(action)
-
-    @contextmanager
-    def counting(self) -> Iterator[None]:
-        """Counts what the trainer waits for in the block as a wait for the commit, as far as that is open."""
-        since = time.monotonic()
-        yield
-        self.times.trainer_waited(since, for_loads=False)
-
-    def under_way(self) -> tuple[int, float] | None:
-        """The version that is being staged, committed or loaded, and for how many seconds; any thread may call it."""
-        version, loads, began = self.begun, self.loads, self.times.began
-        if version is None or (loads is not None and loads.version == version and not loads.open):
-            return None
-        return version, time.monotonic() - began
+            self.update.then(action)
 
     def raise_failed(self) -> None:
         """Raises what `wait` would raise, if it is known by now; any thread may call it."""
-        if (loads := self.loads) is not None:
-            loads.raise_failed()
+        if (update := self.update) is not None:
+            update.raise_failed()
 
-    def wait_for_devices(self) -> None:
-        """Before training takes its devices: returns when no replica loads on them."""
-        self.wait([replica.replica_id for replica in self.replicas if replica.shares_device])
+    def under_way(self) -> tuple[int, float] | None:
+        """The version that is being staged, committed or loaded, and for how many seconds; any thread may call it."""
+        version, update, began = self.begun, self.update, self.times.began
+        if version is None or (update is not None and update.version == version and not update.open):
+            return None
+        return version, time.monotonic() - began
 
     def rounds(self, together: bool = False) -> list[list[str]]:
         """Replicas that load together: all that released their memory, then `at_once` of the others on each host.
@@ -182,34 +156,27 @@ class WeightCommit:
         Those on the trainer's devices come first, since training waits for them, and for no other. With `together`, for
         when none has a call that it could continue while others load, these load at once, and then those.
         """
-        sharing = [replica for replica in self.replicas if replica.shares_device]
-        others = [replica for replica in self.replicas if not replica.shares_device]
-        at_once = len(self.replicas) if together else self.at_once
-        if self.released and sharing:
-            return [[replica.replica_id for replica in sharing], *self._rounds(others, at_once)]
-        return [*self._rounds(sharing, at_once), *self._rounds(others, at_once)]
+        sharing = list(self.sharing)
+        at_once = len(sharing) + len(self.others) if together else self.at_once
+        first = [sharing] if self.released and sharing else self._rounds(sharing, at_once)
+        return [*first, *self._rounds(self.others, at_once)]
 
-    def _rounds(self, replicas: Sequence[PlacedReplica], at_once: int) -> list[list[str]]:
+    def _rounds(self, ids: Sequence[str], at_once: int) -> list[list[str]]:
         by_host: dict[str, list[str]] = {}
-        for replica in replicas:
-            by_host.setdefault(self.hosts.get(replica.replica_id, ONE_HOST), []).append(replica.replica_id)
+        for name in ids:
+            by_host.setdefault(self.hosts.get(name, ONE_HOST), []).append(name)
         return load_rounds(list(by_host.values()), at_once)
-
-    def has_released(self, replica: PlacedReplica) -> bool:
-        """Whether the replica's memory is released while training computes."""
-        return self.released and replica.shares_device
 
     def load(self, version: int, ids: Sequence[str]) -> None:
         """Loads into the replicas of one round; not in the trainer's thread."""
         assert self.committed is not None and self.committed[0] == version, f"version {version} is not committed"
         began, staged = time.monotonic(), self.committed[1]
-        replicas = [replica for replica in self.replicas if replica.replica_id in ids]
-        released = self.has_released(replicas[0])
+        released = self.released and ids[0] in self.sharing
         if released:
-            with self.syncing([device for replica in replicas for device in replica.devices]):
+            with self.syncing([device for name in ids for device in self.sharing[name]]):
                 loaded = self.load_released(ids, version, staged)
         else:
-            loaded = list(self.client.execute("update_weights", ids, version, staged))
+            loaded = list(self.execute("update_weights", ids, version, staged))
         self.times.load_s += time.monotonic() - began
         if not released:
             self.times.pauses_s += self.pauses_s(loaded)
@@ -219,7 +186,7 @@ class WeightCommit:
 
     def check(self) -> None:
         """Raises ReplicaLostError if no replica serves."""
-        ray.get(self.client.actor.checked_metrics.remote())
+        ray.get(self.metrics(False))
 
     def load_again(self, ids: Sequence[str]) -> list[str]:
         """Loads the committed weights again into replicas that had released them; returns those that then serve.
@@ -247,7 +214,7 @@ class WeightCommit:
             sent, _ = self.transfer.stage(version, staged)
             staged = list({weights.host: weights for weights in [*staged, *sent]}.values())
             self.committed = version, staged
-        loaded = list(self.client.execute("update_weights", ids, version, staged))
+        loaded = list(self.execute("update_weights", ids, version, staged))
         if failed := [name for name in ids if name not in loaded]:
             logger.warning("%s did not load version %d, and waits for the next one", ", ".join(failed), version)
             self.check()
@@ -256,10 +223,5 @@ class WeightCommit:
     def load_released(self, ids: Sequence[str], version: int, staged: Staged) -> list[str]:
         """Takes back the memory of these replicas, and loads staged weights; returns those that then serve."""
         self.trainers.free_cached_memory()
-        self.client.execute("reclaim_memory", ids)
-        return list(self.client.execute("update_weights", ids, version, staged))
-
-    def pauses_s(self, loaded: Sequence[str]) -> list[float]:
-        """Seconds for which each of these replicas paused."""
-        servers = {one.replica_id: one.replica.server_handle for one in self.replicas if one.replica_id in loaded}
-        return list(living_replies(ServerCalls("last_pause_s").call(servers).values()))
+        self.execute("reclaim_memory", ids)
+        return list(self.execute("update_weights", ids, version, staged))

@@ -63,10 +63,10 @@ def test_what_verl_finds_by_name() -> None:
     from verl.utils import tracking
     from verl.utils.tracking import Tracking
 
-    from seamless_verl.trainer import own_estimators, workers
+    from seamless_verl import algorithms
 
-    assert workers.REGISTERED, "its import registers our losses beside verl's"
-    assert own_estimators.REGISTERED, "its import registers our estimators"
+    algorithms.register(algorithms.LOSSES | algorithms.ESTIMATORS)
+    assert algorithms.LOSSES.keys() == set(OWN_LOSSES) and algorithms.ESTIMATORS.keys() == set(OWN_ESTIMATORS)
     assert sorted(ADV_ESTIMATOR_REGISTRY) == sorted((*ADVANTAGES, *OWN_ESTIMATORS))
     assert sorted(POLICY_LOSS_REGISTRY) == sorted((*POLICY_LOSSES, *OWN_LOSSES))
     assert {*Tracking.supported_backend, "tracking"} == set(LOGGERS)

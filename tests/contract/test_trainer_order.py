@@ -66,3 +66,21 @@ def test_verl_calls_its_hooks_in_this_order(caller: str) -> None:
     base = found(BASE, "seamless-trainer")
     names = {name for name, value in vars(base).items() if inspect.isfunction(value)}
     assert tuple(calls_of(getattr(base, caller), names)) == ORDER[caller]
+
+
+def called_from(caller: str) -> Iterator[str]:
+    """The caller and what it calls, as far as `ORDER` follows it, in order."""
+    yield caller
+    for name in ORDER.get(caller, ()):
+        yield from called_from(name)
+
+
+def test_our_trainer_is_verl_s_with_hooks_in_the_order_in_which_they_are_called() -> None:
+    from verl.trainer.ppo.v1.trainer_base import PPOTrainer
+
+    from seamless_verl.trainer.trainer import SeamlessTrainer
+
+    assert SeamlessTrainer.__mro__[1] is PPOTrainer
+    called = list(dict.fromkeys(name for start in ("__init__", "init", "fit") for name in called_from(start)))
+    hooks = [name for name in vars(SeamlessTrainer) if name in called]
+    assert hooks == sorted(hooks, key=called.index) and len(hooks) > 25

@@ -222,7 +222,7 @@ def test_megatron_measures_the_gradients_and_then_steps_by_these_methods() -> No
 
 
 def test_the_export_of_weights_gathers_over_the_groups_of_the_models_sizes_alone() -> None:
-    """So a rank that has the whole model waits for no other one; `trainer/weight_export.py` has the sizes."""
+    """So a rank that has the whole model waits for no other one; `weights/background.py` has the sizes."""
     from mbridge.core import bridge, util
 
     export = inspect.getsource(bridge.Bridge.export_weights)

@@ -24,7 +24,7 @@ from support.shared_memory import check_nothing_left, pieces
 
 from seamless_verl.runtime.console import ENDED_EARLY
 from seamless_verl.runtime.step_metrics import StepMetrics
-from seamless_verl.trainer.step_line import REWARD
+from seamless_verl.trainer.step_log import REWARD
 
 pytestmark = [pytest.mark.integration, pytest.mark.long]
 SCREENS = Path(__file__).with_name("last_screens.txt")

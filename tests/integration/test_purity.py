@@ -45,7 +45,7 @@ PURE = (
     "tools.doctor.gather",
     *(f"tools.compare.{name}" for name in ("arms", "figures", "page", "probing", "series", "store")),
     "runtime.step_metrics",
-    "trainer.step_line",
+    "trainer.step_log",
     *(f"tools.view.{name}" for name in ("run", "server", "__main__")),
     *(f"resources.{name}" for name in ("plan", "memory_fit")),
     *(f"tools.compare.{name}" for name in ("engine_baseline", "forced_work", "workloads")),

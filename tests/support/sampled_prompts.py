@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pytest
 
 from seamless_verl.algorithms.samplers import PromptSampling, make_sampler
 from seamless_verl.config.schema import SeamlessConfig
@@ -32,33 +33,39 @@ def trainer(name: str = "dars", **options: Any) -> Any:
     """A trainer with a buffer, data of six questions and no engines, in step 3."""
     from omegaconf import OmegaConf
 
-    from seamless_verl.resources.ahead import StalenessBound
-    from seamless_verl.resources.tail_batching import TailBatching
-    from seamless_verl.trainer.replay_buffer import SeamlessReplayBuffer
+    from seamless_verl.trainer import trainer as module
     from seamless_verl.trainer.trainer import SeamlessTrainer
 
     made = object.__new__(SeamlessTrainer)
-    made.seamless = SeamlessConfig()
-    made.prompt_sampling = PromptSampling(name, make_sampler(name, options), samples=4)
-    made.config = OmegaConf.create({"data": {"train_batch_size": 2, "gen_batch_size": 1}})
-    made.trainer_mode, made.global_steps, made.agent_loop_manager = "seamless", 3, Loops()
-    made.commit, made.tail = SimpleNamespace(wait_committed=lambda: None), TailBatching(0)
+    made.seamless, made.lengths = SeamlessConfig(max_staleness=2), None
+    made.config = OmegaConf.create(
+        {
+            "data": {"train_batch_size": 2, "gen_batch_size": 1},
+            "actor_rollout_ref": {"rollout": {"n": 4}},
+            "trainer": {"v1": {"sampler": {"sampler_kwargs": {}}}},
+            "algorithm": {},
+            "skip": {"rollout_tq": {"enable": False}},
+        }
+    )
+    made.trainer_mode, made.parameter_sync_step, made.local_trigger_step = "seamless", 1, 0
+    made.global_steps, made.agent_loop_manager = 3, Loops()
+    made.commit = SimpleNamespace(wait=lambda reach: None)
     made.train_dataset, made.train_dataloader_it = QUESTIONS, None
     made.train_dataloader = [row(i) for i in range(len(QUESTIONS))]
-    bound = StalenessBound(2, 2)
-    made.replay_buffer = SeamlessReplayBuffer(
-        bound=bound, update=lambda: 0, wait=lambda: None, trainer_mode="seamless", trainer_config={}, sampler_kwargs={}
-    )
-    made.reissued = True
-    made.replay_buffer.review, made.replay_buffer.unwanted = made._review, made.prompt_sampling.dropped
+    sampling = PromptSampling(name, make_sampler(name, options), samples=4)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "sampling_of", lambda *_: sampling)
+        made.replay_buffer = made._build_replay_buffer()
+    made.replay_buffer.wait = lambda: None
+    made.sampled.reissued = True
     return made
 
 
 def resumed_after(stopped: Any) -> Any:
     """A trainer that goes on from what the stopped one saved."""
     made = trainer()
-    made.prompt_sampling.load_state_dict(stopped.prompt_sampling.state_dict())
-    made.reissued = False
+    made.sampled.sampling.load_state_dict(stopped.sampled.sampling.state_dict())
+    made.sampled.reissued = False
     return made
 
 

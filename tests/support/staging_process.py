@@ -20,8 +20,7 @@ from verl.utils.distributed import initialize_global_process_group_ray
 from verl.workers.utils.losses import sft_loss
 
 from seamless_verl.platform.engine import register_engines
-from seamless_verl.trainer.weight_export import exports_alone, hold_changes
-from seamless_verl.weights.background import BackgroundStaging
+from seamless_verl.weights.background import BackgroundStaging, exports_alone, hold_changes
 from seamless_verl.weights.staging import StagingMemory
 from support.megatron_process import batch_of, build_engine, local_share
 
@@ -92,7 +91,7 @@ def main() -> None:
     engine.initialize()
     staging = BackgroundStaging()
     if case["guarded"]:
-        hold_changes(engine, staging.hold)
+        hold_changes(engine, staging.wait)
     result = {"alone": exports_alone(engine)} | staged_beside_an_update(engine, staging, case["sequences"])
     Path(case["out"], f"rank{rank}.json").write_text(json.dumps(result))
     torch.distributed.barrier()

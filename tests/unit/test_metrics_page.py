@@ -21,10 +21,10 @@ from seamless_verl.runtime.step_metrics import PROMPT, RESPONSE, TOKENS
 from seamless_verl.runtime.waits import WaitKind
 from seamless_verl.tools.view.metrics import CHARTS
 from seamless_verl.trainer.run_waits import SETTINGS
-from seamless_verl.trainer.step_line import IDLE, REWARD, SECONDS, STALENESS, WAITS
+from seamless_verl.trainer.step_log import IDLE, REWARD, SECONDS, STALENESS, WAITS
 from seamless_verl.trajectory.account import DropReason
 from seamless_verl.trajectory.records import Finish
-from seamless_verl.weights.commit_times import CommitTimes
+from seamless_verl.weights.update import CommitTimes
 
 NO_METRICS = {"application/json", "ray/session_2*/logs", "seamless/device"}
 """What has the shape of a name: a media type, a folder, the beginning of names."""

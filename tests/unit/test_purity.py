@@ -29,7 +29,7 @@ BELOW = {
         *("errors", "runtime", "config", "resources", "trajectory", "journal", "rollout", "transport", "gateway"),
         "client",
     },
-    "weights": {"errors", "runtime", "resources", "platform", "data_plane"},
+    "weights": {"errors", "runtime"},
     "replica": {
         "errors",
         "runtime",

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
+from seamless_verl.algorithms import ESTIMATORS, OF_TURNS
 from seamless_verl.config.settings import Problem, Settings, check
 
 ESTIMATOR = "algorithm.adv_estimator"
 SESSIONS = "actor_rollout_ref.rollout.n"
 GATEWAY = "seamless.gateway.enabled"
 MEDIAN = "mc_grpo"
-OF_TURNS = ("hgpo",)
-"""They compare turns, and read the rewards that turns were given."""
-OWN_ESTIMATORS = (MEDIAN, "grpo_novelty", *OF_TURNS)
+OWN_ESTIMATORS = tuple(ESTIMATORS)
 """They compare the sessions of a group, which our trainer tells apart."""
 PAIRS = "grpo_passk"  # verl's, which raises ValueError for a group of one
 WITHIN_GROUPS = ("grpo", "grpo_vectorized", "rloo", "rloo_vectorized", "opo", "gpg")

@@ -8,7 +8,8 @@ from enum import Enum
 from operator import attrgetter
 from typing import Any
 
-from seamless_verl.config.checks.estimators import ESTIMATOR, OF_TURNS
+from seamless_verl.algorithms import OF_TURNS
+from seamless_verl.config.checks.estimators import ESTIMATOR
 from seamless_verl.config.checks.modes import MODE_KEY, VERL_MODES
 from seamless_verl.config.planning import HANDOVER, choose_handover
 from seamless_verl.config.roles import has_hybrid_rollout, seamless_layout

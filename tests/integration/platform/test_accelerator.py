@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,15 +10,13 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
+from seamless_verl.config.schema import Handover
 from seamless_verl.replica import server, worker_extension
 from seamless_verl.replica.load_plan import PlanCache
 from seamless_verl.replica.worker_extension import MappedReceiver, SeamlessWorkerExtension, no_preparation
 from seamless_verl.resources.ledger.activity import Activity
 from seamless_verl.resources.tags import Layout
-from seamless_verl.runtime.process import BackgroundTask
 from seamless_verl.trainer import setup, workers
-from seamless_verl.trainer.servers import StartedServers
-from seamless_verl.trainer.trainer import SeamlessTrainer
 
 
 class FakeDevice:
@@ -62,13 +59,10 @@ def test_a_worker_that_vllm_puts_to_sleep_keeps_nothing_to_drop() -> None:
     no_preparation([], planned=True)
 
 
-def trainer(device: str, layout: Layout, launched: list[str]) -> Any:
-    """A trainer at the point where its workers exist, with servers that only note their launch."""
-    made = SeamlessTrainer.__new__(SeamlessTrainer)
-    made.config = OmegaConf.create({"trainer": {"device": device}})
-    made.layout, made.plan, made.pools = layout, None, None
-    made.on_rewards_ready = lambda: launched.append("rewards")
-    return made
+def launch_of(device: str, layout: Layout, launched: list[str]) -> Any:
+    """The launch of a run."""
+    placement = setup.Placement(layout, None, Handover.RESIDENT, device != "cpu")
+    return setup.ServerLaunch(OmegaConf.create({}), placement, lambda: None, lambda: launched.append("rewards"))
 
 
 @pytest.mark.parametrize(
@@ -81,12 +75,12 @@ def test_replicas_on_the_trainers_accelerators_start_when_it_has_taken_its_memor
     launched: list[str] = []
     servers = SimpleNamespace(open_balancer=lambda: None, launch=lambda: launched.append("servers"))
     monkeypatch.setattr(setup, "SeamlessServers", lambda *_: servers)
-    made = trainer(device, layout, launched)
-    made._start_servers({"actor_rollout": SimpleNamespace(workers=[1, 2], world_size=2)})
+    made = launch_of(device, layout, launched)
+    made.workers_exist({"actor_rollout": SimpleNamespace(workers=[1, 2], world_size=2)})
     if at_once:
-        made.server_launch.result()
+        made.result()
     assert launched == (["servers"] if at_once else [])
-    made.launch_servers().result()
+    made.create().result()
     assert sorted(launched) == ["rewards", "servers"]
 
 
@@ -103,8 +97,9 @@ def test_nothing_is_freed_before_the_engines_have_measured_memory(awaited: bool)
         order.append("launched")
         return SimpleNamespace(placed=[])
 
-    started = StartedServers(partial(BackgroundTask, "rollout", launch), released=False, awaited=awaited)
-    assert started.create().get_replicas() == []
+    made = launch_of("cuda" if awaited else "cpu", Layout.COLOCATED, [])
+    made.servers = SimpleNamespace(launch=launch)
+    assert made.create().get_replicas() == []
     order.append("checkpoint loaded")
     finishing.set()
     assert order[0] == ("launched" if awaited else "checkpoint loaded")

@@ -24,15 +24,17 @@ class Workers:
         self.manager, self.engine = manager, SimpleNamespace(checkpoint_manager=manager)
 
     def save_checkpoint(self, path: str, *_: Any, max_ckpt_to_keep: int | None) -> None:
-        from seamless_verl.trainer.earlier_checkpoints import kept_while_saving
+        from seamless_verl.trainer.checkpoints import kept_while_saving
 
         keep = kept_while_saving(self.engine, max_ckpt_to_keep)  # as the actor's worker does
         self.manager.ensure_checkpoint_capacity(keep)
         Path(path).mkdir(parents=True)
         self.manager.register_checkpoint(path, keep)
 
+    def refuse_not_finite(self, *_: str) -> None: ...
+
     def prune_checkpoints(self, keep: int) -> None:
-        from seamless_verl.trainer.earlier_checkpoints import prune
+        from seamless_verl.trainer.checkpoints import prune
 
         prune(self.engine, keep)
 
@@ -47,6 +49,7 @@ def test_a_save_that_does_not_end_leaves_the_one_before(
 ) -> None:
     from verl.trainer.ppo.v1 import trainer_base
 
+    from seamless_verl.trainer.checkpoints import RunCheckpoints
     from seamless_verl.trainer.trainer import SeamlessTrainer
 
     trainer = SeamlessTrainer.__new__(SeamlessTrainer)
@@ -56,10 +59,12 @@ def test_a_save_that_does_not_end_leaves_the_one_before(
     config |= {"actor_rollout_ref": {"actor": {}}}
     trainer.config = OmegaConf.create(config)
     trainer.actor_rollout_wg, trainer.critic_wg, trainer.use_critic = Workers(), Workers(), True
-    trainer.commit, trainer.saved, trainer.trainer_mode = SimpleNamespace(wait=lambda: None), [], "seamless"
+    trainer.commit, trainer.trainer_mode = SimpleNamespace(wait=lambda: None), "seamless"
+    trainer.checkpoints = RunCheckpoints(trainer.config, trainer._training_groups)
     trainer.train_dataloader = SimpleNamespace(state_dict=dict)
     trainer.checkpoint_callback = SimpleNamespace(on_save=lambda **_: None)
-    for name in ("enter_stage", "_record_groups", "_save_own_state", "_refuse_not_finite", "_log_what_is_known"):
+    monkeypatch.setattr(trainer, "_saved_parts", dict)
+    for name in ("enter_stage", "_record_groups", "_log_what_is_known"):
         monkeypatch.setattr(trainer, name, lambda *_: None, raising=False)
     saves = []
 

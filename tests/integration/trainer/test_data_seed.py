@@ -43,11 +43,13 @@ def drawn(trainer: Any) -> list[list[int]]:
 
 
 def test_a_resumed_run_has_the_subset_of_its_first_start(nano: Path, tmp_path: Path) -> None:
+    from seamless_verl.trainer.checkpoints import PROMPTS, save_state
+
     first = trainer_of(tmp_path, nano)
     expected = drawn(first)
     assert drawn(trainer_of(tmp_path, nano)) != expected, "a run that is not resumed draws its own"
     save(tmp_path, 3)
-    first.names.save(tmp_path / "global_step_3")
+    save_state(tmp_path / "global_step_3", {PROMPTS: first.names})
     place = f"trainer.resume_from_path={tmp_path}/global_step_3"
     for settings in (["trainer.resume_mode=auto"], ["trainer.resume_mode=resume_path", place]):
         resumed = trainer_of(tmp_path, nano, *settings)

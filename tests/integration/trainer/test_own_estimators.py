@@ -21,7 +21,7 @@ def estimate(
     import torch
     from verl import DataProto
 
-    from seamless_verl.trainer.own_estimators import OwnEstimate
+    from seamless_verl.trainer.advantages import OwnEstimate
 
     mask = torch.tensor(masks)
     scores = torch.zeros(mask.shape)
@@ -69,7 +69,7 @@ def test_the_logprob_of_a_session_is_of_all_its_trained_tokens() -> None:
 def test_the_mean_logprobs() -> None:
     import torch
 
-    from seamless_verl.trainer.own_estimators import mean_log_probs
+    from seamless_verl.trainer.advantages import mean_log_probs
 
     found = mean_log_probs(torch.tensor(LOG_PROBS), torch.tensor(MASKS), [[0, 1], [2], [3, 4], [4]])
     assert found[:3].tolist() == pytest.approx([-2.0, -2.5, -2.0]) and found[3].isnan()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,9 +18,11 @@ from verl.utils import tensordict_utils as tu
 from seamless_verl.agent_loops.manager import SeamlessAgentLoopManager
 from seamless_verl.resources.ahead import StalenessBound
 from seamless_verl.resources.tail_batching import TailBatching
-from seamless_verl.trainer import deferred_prompts, prompt_submission, resubmission
+from seamless_verl.trainer import prompt_feed, prompt_names
+from seamless_verl.trainer.checkpoints import PROMPTS, load_state, save_state
+from seamless_verl.trainer.prompt_feed import PromptFeed, RunAhead
 from seamless_verl.trainer.prompt_names import PromptNames, data_rows
-from seamless_verl.trainer.prompt_submission import PromptSubmittingTrainer
+from seamless_verl.trainer.trainer import SeamlessTrainer
 
 pytestmark = pytest.mark.integration
 
@@ -36,23 +39,23 @@ def prompts(*texts: str, uid: str = "random") -> Any:
 def test_a_resumed_run_gives_the_prompts_the_same_names(tmp_path: Path) -> None:
     names = PromptNames()
     first = names.take(data_rows(prompts("a", "b")))
-    names.save(tmp_path)
+    save_state(tmp_path, {PROMPTS: names})
     later = names.take(data_rows(prompts("a", "b")))
     resumed = PromptNames()
-    resumed.load(tmp_path)
+    load_state(tmp_path, {PROMPTS: resumed})
     assert resumed.take(data_rows(prompts("a", "b", uid="other"))) == later
     assert len({*first, *later}) == 4, "the same prompt is drawn again in the next epoch"
     assert not any("_" in uid for uid in later), "TransferQueue's keys are split there"
     others = PromptNames(), PromptNames()
-    others[1].load(tmp_path)
+    load_state(tmp_path, {PROMPTS: others[1]})
     assert {*others[0].take(data_rows(prompts("a", "b")))}.isdisjoint(first), "another run"
     assert {*others[1].take(data_rows(prompts("c", "a")))}.isdisjoint(later), "another data set, or order"
 
 
-def test_a_checkpoint_of_an_earlier_release_has_no_names(tmp_path: Path) -> None:
+def test_a_checkpoint_of_another_mode_has_no_names(tmp_path: Path) -> None:
     names = PromptNames()
     own = names.run
-    names.load(tmp_path)
+    load_state(tmp_path, {PROMPTS: names})
     assert (names.run, names.drawn) == (own, 0)
 
 
@@ -66,20 +69,23 @@ def test_prompts_that_are_drawn_are_named_with_a_gateway(monkeypatch: pytest.Mon
     assert given == (expected.take(data_rows(prompts("a", "b"))) if gateway else ["random-0", "random-1"])
 
 
-class Trainer(PromptSubmittingTrainer):
-    def on_sample_end(self) -> None: ...
-
-    def on_step_end(self) -> None: ...
-
-
-def trainer_of(*, gateway: bool = True, step: int = 5, max_staleness: int = 1) -> PromptSubmittingTrainer:
-    trainer = Trainer.__new__(Trainer)
-    trainer.seamless = SimpleNamespace(
-        gateway=SimpleNamespace(enabled=gateway), staleness_bound=max_staleness, ahead=None
-    )  # type: ignore[assignment]
-    trainer.names, trainer.global_steps = PromptNames(), step
-    trainer.bound = StalenessBound(max_staleness, batch=8)
+def trainer_of(*, gateway: bool = True) -> Any:
+    """A trainer in step 5."""
+    trainer = SeamlessTrainer.__new__(SeamlessTrainer)
+    trainer.seamless = SimpleNamespace(gateway=SimpleNamespace(enabled=gateway))  # type: ignore[assignment]
+    trainer.names, trainer.global_steps, trainer.sampled = PromptNames(), 5, None
     return trainer
+
+
+def feed_of(
+    *, max_staleness: int = 1, outstanding: Callable[[], int] = lambda: 0, tail: int = 0, updates: int = 1, **calls: Any
+) -> PromptFeed:
+    """The feed of that trainer's prompts, of which a step has 8; `calls` are those of the run."""
+    made = {"step": lambda: 5, "steps_left": lambda: 4, "data_size": lambda: 100} | calls
+    buffer: Any = SimpleNamespace(bound=StalenessBound(max_staleness, batch=8 // updates), outstanding=outstanding)
+    run: Any = SimpleNamespace(**made)
+    ahead = RunAhead(max_staleness, None)
+    return PromptFeed(run, buffer, ahead=ahead, tail=TailBatching(tail), updates=updates, samples=4)
 
 
 OUR_MANAGER = SeamlessAgentLoopManager.__new__(SeamlessAgentLoopManager)
@@ -113,14 +119,14 @@ def test_unfinished_prompts_keep_their_step_unless_it_would_be_too_old(monkeypat
     tags = {uid: {"is_prompt": True, "status": status, "global_steps": step} for uid, (status, step) in steps.items()}
     rows = {f"{uid}_0_0": {"status": "success", "global_steps": 4} for uid in ("done", "kept", "trained")}
     queue = Queue(tags | rows)
-    for module in (prompt_submission, resubmission):
+    for module in (prompt_feed, prompt_names):
         monkeypatch.setattr(module, "tq", queue)
     trainer, submitted = trainer_of(), dict[str, int]()
 
     def generate_sequences(batch: Any) -> None:
         submitted.update(dict.fromkeys(batch["uid"], batch["global_steps"]))
 
-    trainer.agent_loop_manager = SimpleNamespace(generate_sequences=generate_sequences)
+    trainer.feed = feed_of(manager=lambda: SimpleNamespace(generate_sequences=generate_sequences))
     assert trainer._reissue_inflight_prompts() == 3
     assert submitted == {"old": 5, "kept": 4, "pending": 5}
     found = {uid: (tag["status"], tag["global_steps"]) for uid, tag in queue.tags.items() if tag.get("is_prompt")}
@@ -133,8 +139,8 @@ def test_a_deferred_prompt_begins_again_under_the_same_uid_after_a_resume(monkey
 
     def begun_again(*uids: str) -> list[str]:
         queue = Queue({uid: {"is_prompt": True, "status": "pending", "global_steps": 3} for uid in uids})
-        monkeypatch.setattr(deferred_prompts, "tq", queue)
-        batch = deferred_prompts.take_out(uids, 4)
+        monkeypatch.setattr(prompt_names, "tq", queue)
+        batch = prompt_names.take_out(uids, 4)
         assert not queue.tags and tu.get(batch, "global_steps") == 4
         return list(batch["uid"])
 
@@ -146,24 +152,23 @@ def test_a_deferred_prompt_begins_again_under_the_same_uid_after_a_resume(monkey
 
 
 @pytest.mark.parametrize(("level", "submitted"), [(1, 8), (2, 16), (3, 16)])
-def test_a_step_submits_as_many_steps_worth_as_it_is_to_run_ahead(
-    monkeypatch: pytest.MonkeyPatch, level: int, submitted: int
-) -> None:
+def test_a_step_submits_as_many_steps_worth_as_it_is_to_run_ahead(level: int, submitted: int) -> None:
     """Also with one update a step, before which nothing else submits; the bound is 2 versions."""
-    trainer, outstanding = trainer_of(max_staleness=2), [8]
+    outstanding = [8]
 
-    def submit(_: Any, number: int = 8) -> dict[str, Any]:
-        outstanding.append(number)
+    def begin_step() -> dict[str, Any]:
+        outstanding.append(8)
         return {}
 
-    monkeypatch.setattr(trainer_base.PPOTrainer, "prepare_step", submit)
-    monkeypatch.setattr(Trainer, "_add_prompts_to_generate", submit)
-    trainer.config = OmegaConf.create({"data": {"train_batch_size": 8}, "skip": {"rollout_tq": {"enable": False}}})
-    trainer.tail, trainer.ahead, trainer.step_batches = TailBatching(0), SimpleNamespace(level=level), 0  # type: ignore[assignment]
-    trainer.total_training_steps, trainer.train_dataloader = 9, range(100)
-    trainer.replay_buffer = SimpleNamespace(outstanding=lambda: sum(outstanding))  # type: ignore[assignment]
-    trainer.prepare_step()
-    trainer.refill_for_update()
+    feed = feed_of(
+        max_staleness=2,
+        outstanding=lambda: sum(outstanding),
+        begin_step=begin_step,
+        add_prompts=outstanding.append,
+    )
+    feed.ahead.chosen = SimpleNamespace(level=level)  # type: ignore[assignment]
+    feed.prepare_step()
+    feed.refill_for_update()
     assert sum(outstanding) - 8 == submitted
 
 
@@ -182,32 +187,27 @@ def test_a_step_submits_as_many_steps_worth_as_it_is_to_run_ahead(
     ],
 )
 def test_a_step_s_prompts_are_submitted_before_the_bookkeeping_of_the_last_one(
-    monkeypatch: pytest.MonkeyPatch, changed: dict[str, Any], early: bool
+    changed: dict[str, Any], early: bool
 ) -> None:
     given = {"max_staleness": 0, "test_freq": -1, "total_training_steps": 9, "steps_per_epoch": 100, "total_epochs": 1}
     given |= {"profiled": None, "manager": OUR_MANAGER} | changed
-    trainer, submitted = trainer_of(max_staleness=given["max_staleness"]), list[int]()
+    trainer, submitted = trainer_of(), list[int]()
     trainer.config = OmegaConf.create(
         {
-            "data": {"train_batch_size": 8},
             "skip": {"rollout_tq": {"enable": False}},
             "trainer": {"test_freq": given["test_freq"], "total_epochs": given["total_epochs"]},
             "global_profiler": {"steps": given["profiled"]},
         }
     )
     trainer.total_training_steps, trainer.steps_per_epoch = given["total_training_steps"], given["steps_per_epoch"]
-    trainer.tail, trainer.ahead, trainer.step_batches = TailBatching(0), None, 0
-    trainer.replay_buffer = SimpleNamespace(outstanding=lambda: 0)  # type: ignore[assignment]
     trainer.agent_loop_manager = given["manager"]
 
-    def submit(trainer: Any) -> dict[str, Any]:
+    def begin_step() -> dict[str, Any]:
         submitted.append(trainer.global_steps)
         return {"its": "metrics"}
 
-    monkeypatch.setattr(trainer_base.PPOTrainer, "prepare_step", submit)
-    monkeypatch.setattr(Trainer, "refill", lambda trainer: None)
-    trainer.global_steps = 5
-    trainer.begin_next_step()
+    trainer.feed = feed_of(max_staleness=given["max_staleness"], begin_step=begin_step, add_prompts=lambda _: None)
+    trainer._begin_next_step()
     assert (submitted, trainer.global_steps) == ([6] * early, 5)
     trainer.global_steps = 6
     assert trainer.prepare_step() == {"its": "metrics"} and submitted == [6]
@@ -215,28 +215,14 @@ def test_a_step_s_prompts_are_submitted_before_the_bookkeeping_of_the_last_one(
     assert submitted == [6, 6]
 
 
-def test_generation_begins_on_the_version_of_the_step_before() -> None:
-    trainer, waits = trainer_of(), list[int]()
-    trainer.commit = SimpleNamespace(when_committed=lambda version, begin: waits.append(version))  # type: ignore[assignment]
-    trainer._when_it_may_begin(lambda: None)
-    with trainer._as_next_step():
-        trainer._when_it_may_begin(lambda: None)
-    assert waits == [4, 5]
-
-
-def test_what_ends_the_next_step_s_draw_is_raised_by_that_step(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_ends_the_next_step_s_draw_is_raised_by_that_step() -> None:
     def refuse() -> dict[str, Any]:
         raise ValueError("every prompt is left out")
 
-    trainer = trainer_of(max_staleness=0)
-    trainer.agent_loop_manager, trainer.step_batches = OUR_MANAGER, 0
-    monkeypatch.setattr(trainer, "_goes_on_at_once", lambda: True)
-    monkeypatch.setattr(PromptSubmittingTrainer, "prepare_step", lambda trainer: refuse())
-    trainer.begin_next_step()
-    assert trainer.global_steps == 5
-    monkeypatch.undo()
+    feed = feed_of(max_staleness=0, begin_step=refuse)
+    feed.prepare_early()
     with pytest.raises(ValueError, match="every prompt is left out"):
-        trainer.prepare_step()
+        feed.prepare_step()
 
 
 @pytest.mark.parametrize("error", [None, ConnectionError("the queue is gone")])
@@ -249,24 +235,23 @@ def test_what_a_step_leaves_over_ends_in_the_background_and_counts_as_deferred_o
         if error is not None:
             raise error
 
-    trainer = trainer_of(max_staleness=0)
-    trainer.tail, trainer.parameter_sync_step, trainer.step_batches = TailBatching(2), 2, 1
-    trainer.agent_loop_manager = SimpleNamespace(defer=end)
-    trainer.replay_buffer = SimpleNamespace(  # type: ignore[assignment]
-        outstanding_prompts=lambda: ["a", "b"], defer=lambda uids, step: done.append(("put aside", uids, step))
-    )
-    trainer.defer_rest()
-    assert trainer.deferring is None, "the step has another mini-batch"
-    trainer.step_batches = 2
-    trainer.defer_rest()
-    assert not done and trainer.tail.deferred == []
+    feed = feed_of(max_staleness=0, tail=2, updates=2, manager=lambda: SimpleNamespace(defer=end))
+    buffer: Any = feed.buffer
+    buffer.outstanding_prompts = lambda: ["a", "b"]
+    buffer.defer = lambda uids, step: done.append(("put aside", uids, step))
+    feed.mini_batch_taken()
+    feed.defer_rest()
+    assert feed.deferring is None, "the step has another mini-batch"
+    feed.mini_batch_taken()
+    feed.defer_rest()
+    assert not done and feed.tail.deferred == []
     ends.set()
     if error is not None:
         with pytest.raises(ConnectionError):
-            trainer.await_deferred()
-        assert trainer.tail.deferred == []
+            feed.await_deferred()
+        assert feed.tail.deferred == []
         return
-    trainer.await_deferred()
-    assert done == [("ended", ["a", "b"]), ("put aside", ["a", "b"], 5)] and trainer.tail.deferred == ["a", "b"]
-    trainer.await_deferred()
-    assert trainer.tail.deferred == ["a", "b"]
+    feed.await_deferred()
+    assert done == [("ended", ["a", "b"]), ("put aside", ["a", "b"], 5)] and feed.tail.deferred == ["a", "b"]
+    feed.await_deferred()
+    assert feed.tail.deferred == ["a", "b"]

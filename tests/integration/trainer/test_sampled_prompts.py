@@ -29,7 +29,7 @@ def test_a_hard_group_is_reopened_and_trained_whole(clean: Any) -> None:
     end(clean, made, hard, 0, 0, 0, 0, 0, 1, first=4)
     batch, metrics = made.replay_buffer.sample(global_steps=5, partition_id="train", batch_size=2)
     assert len([key for key in batch.keys if key.startswith(hard)]) == 10 and len(batch.keys) == 14
-    assert not metrics and made.prompt_sampling.metrics()["seamless/sampler/trained"] == 2
+    assert not metrics and made.sampled.sampling.metrics()["seamless/sampler/trained"] == 2
     assert made.replay_buffer.carried_over(5) == {"seamless/carried_over/trained": 2, "seamless/carried_over/left": 0}
 
 
@@ -81,7 +81,7 @@ def test_a_resumed_run_generates_only_the_extra_samples(clean: Any, written: boo
     if not written:
         end(clean, resumed, hard, 0, 0, 0, 0, 1, 1, first=4)
     assert resumed.replay_buffer.outstanding() == 2 and resumed.replay_buffer.finished() == 1
-    resumed.prompt_sampling.check_integrity()
+    resumed.sampled.sampling.check_integrity()
 
 
 def test_extra_rows_that_a_checkpoint_has_in_half_are_generated_again(clean: Any) -> None:
@@ -102,7 +102,7 @@ def test_extra_rows_that_a_checkpoint_has_in_half_are_generated_again(clean: Any
     end(clean, resumed, hard, 0, 0, None, 0, 1, 1, first=4)
     batch, _ = resumed.replay_buffer.sample(global_steps=4, partition_id="train", batch_size=1)
     assert len(batch.keys) == 9 and all(tag["status"] == "success" for tag in batch.tags)
-    resumed.prompt_sampling.check_integrity()
+    resumed.sampled.sampling.check_integrity()
 
 
 def test_a_validation_before_a_resumed_run_reopens_nothing(clean: Any) -> None:
@@ -118,7 +118,7 @@ def test_a_validation_before_a_resumed_run_reopens_nothing(clean: Any) -> None:
     for _ in range(2):
         assert resumed.replay_buffer.outstanding() == 1
         assert resumed.agent_loop_manager.given == [(hard, 6, 4, 3)]
-    resumed.prompt_sampling.check_integrity()
+    resumed.sampled.sampling.check_integrity()
 
 
 @pytest.mark.parametrize("failed", [1, 3])
@@ -145,7 +145,7 @@ def test_a_group_with_a_failed_session_is_reopened_under_new_numbers(clean: Any,
         assert made._reissue_inflight_prompts() == 0
     batch, _ = made.replay_buffer.sample(global_steps=4, partition_id="train", batch_size=1)
     assert rows < set(batch.keys) and len(batch.keys) == 3 + extra
-    (results,) = made.prompt_sampling.histories.groups.values()
+    (results,) = made.sampled.sampling.histories.groups.values()
     assert [result.samples for result in results] == [3 + extra], "in the history once"
 
 
@@ -160,8 +160,8 @@ def test_prompts_are_known_again_and_learned_ones_are_left_out(clean: Any) -> No
     made.replay_buffer.sample(global_steps=3, partition_id="train", batch_size=6)
     made._add_prompts_to_generate(6)
     assert len(made.agent_loop_manager.given) == 12, "another visit of one takes the place of the one left out"
-    assert made.prompt_sampling.metrics()["seamless/sampler/left_out"] == 1
-    assert set(names(made).values()) == made.prompt_sampling.histories.groups.keys() - {learned}
+    assert made.sampled.sampling.metrics()["seamless/sampler/left_out"] == 1
+    assert set(names(made).values()) == made.sampled.sampling.histories.groups.keys() - {learned}
 
 
 def test_data_of_which_every_prompt_was_learned_end_the_run(clean: Any) -> None:

@@ -132,7 +132,7 @@ class EventsRun:
         tags = copy.deepcopy((self.tq.kv_list(TRAIN) or {}).get(TRAIN, {}))
         parts = [[key for key in tags if bool(tags[key].get("is_prompt")) is prompts] for prompts in (True, False)]
         columns = [(keys, self.tq.kv_batch_get(keys=keys, partition_id=TRAIN)) for keys in parts if keys]
-        state = json.dumps(self.made.prompt_sampling.state_dict())
+        state = json.dumps(self.made.sampled.sampling.state_dict())
         self.saved = Checkpoint(self.made.global_steps, state, tags, columns, copy.deepcopy(self.books))
 
     def kill(self) -> None:
@@ -145,16 +145,16 @@ class EventsRun:
             )
         self.books, self.made = copy.deepcopy(self.saved.books), self.new_trainer()
         self.made.global_steps = self.saved.step
-        self.made.prompt_sampling.load_state_dict(json.loads(self.saved.sampler))
+        self.made.sampled.sampling.load_state_dict(json.loads(self.saved.sampler))
         self.made._reissue_inflight_prompts()
-        reopened = {uid for uid in self.made.prompt_sampling.reopened if self.saved.tags[uid]["status"] != "finished"}
+        reopened = {uid for uid in self.made.sampled.sampling.reopened if self.saved.tags[uid]["status"] != "finished"}
         assert {uid for uid, _, first, _ in self.loops.given if first} == reopened, "their extra samples run again"
 
     def check(self) -> None:
         tags = (self.tq.kv_list(TRAIN) or {}).get(TRAIN, {})
         self.books.check({key for key, tag in tags.items() if not tag.get("is_prompt")})
-        self.made.prompt_sampling.check_integrity()
-        assert self.made.prompt_sampling.counts["lost"] == 0
+        self.made.sampled.sampling.check_integrity()
+        assert self.made.sampled.sampling.counts["lost"] == 0
 
     def finish(self) -> None:
         """All that was submitted ends and is trained or dropped; a prompt more where a batch is not full."""
@@ -175,9 +175,9 @@ def test_each_token_is_trained_or_dropped_whatever_happens(clean: Any, name: str
     for _ in range(number):
         run.event()
     run.finish()
-    books, counts = run.books, run.made.prompt_sampling.counts
+    books, counts = run.books, run.made.sampled.sampling.counts
     assert books.generated == books.trained + books.dropped.total() > 0 and not books.rows
-    assert set(run.events) == set(KINDS) and not run.made.prompt_sampling.reopened
+    assert set(run.events) == set(KINDS) and not run.made.sampled.sampling.reopened
     assert counts["judged"] == counts["trained"] + counts["dropped"]
     if name == "dars":
         assert max(books.sizes) > 4 and {reason.partition(":")[0] for reason in books.dropped} >= {"filtered"}

@@ -9,15 +9,17 @@ import pytest
 from verl.trainer.ppo.v1 import trainer_base
 
 from seamless_verl.config.schema import SeamlessConfig
+from seamless_verl.resources.ahead import StalenessBound
 from seamless_verl.resources.tail_batching import TailBatching
-from seamless_verl.trainer.trainer import SeamlessTrainer
+from seamless_verl.trainer.prompt_feed import PromptFeed, RunAhead
+from seamless_verl.trainer.trainer import SeamlessTrainer, trained_columns
 
 pytestmark = pytest.mark.integration
 
 
 def trainer_of() -> Any:
     trainer = SeamlessTrainer.__new__(SeamlessTrainer)
-    trainer.seamless, trainer.global_steps, trainer.step_batches = SeamlessConfig(), 5, 1
+    trainer.seamless, trainer.global_steps, trainer.local_trigger_step = SeamlessConfig(), 5, 0
     trainer.parameter_sync_step, trainer.weighs_sessions = 1, False
     return trainer
 
@@ -34,14 +36,39 @@ def test_what_a_step_left_over_has_ended_when_its_groups_are_recorded_though_not
     """As with `trainer.critic_warmup`, an actor without a critic, and the rollout's logprobs as the old ones."""
     done, recorded = list[Any](), list[Any]()
     trainer = trainer_of()
-    trainer.tail, trainer.group_details, trainer.lengths = TailBatching(2), {}, None
-    trainer.agent_loop_manager = SimpleNamespace(defer=done.append)
+    trainer.group_details, trainer.lengths = {}, None
     trainer.data_plane = SimpleNamespace(record_groups=recorded.append)
     trainer.replay_buffer = SimpleNamespace(
+        bound=StalenessBound(0, batch=8),
         outstanding_prompts=lambda: ["a"],
         defer=lambda uids, step: done.append(step),
         take_decided=lambda *_: list(done),
     )
-    trainer.defer_rest()
+    calls: Any = SimpleNamespace(step=lambda: 5, manager=lambda: SimpleNamespace(defer=done.append))
+    trainer.feed = feed = PromptFeed(
+        calls, trainer.replay_buffer, ahead=RunAhead(0, None), tail=TailBatching(2), updates=1, samples=1
+    )
+    feed.mini_batch_taken()
+    feed.defer_rest()
     trainer._record_groups()
-    assert done == [["a"], 5] and trainer.tail.deferred == ["a"] and trainer.deferring is None and len(recorded) == 1
+    assert done == [["a"], 5] and feed.tail.deferred == ["a"] and feed.deferring is None and len(recorded) == 1
+
+
+READ = [
+    *("prompts", "responses", "response_mask", "loss_mask", "input_ids", "position_ids", "attention_mask"),
+    *("old_log_probs", "rollout_log_probs", "ref_log_prob", "advantages", "returns", "values", "rm_scores"),
+    *("rollout_is_weights", "weight_version", "grammar", "multi_modal_inputs", "routed_experts"),
+    *("teacher_ids", "teacher_logprobs", "uid", "turn", "row_weights"),
+]
+
+
+def test_what_is_computed_with_stays_in_its_order() -> None:
+    assert trained_columns(["raw_prompt", *READ, "extra_fields", "a_users_own", "index"]) == [
+        *READ,
+        "a_users_own",
+        "index",
+    ]
+
+
+def test_a_batch_that_names_no_columns_has_all() -> None:
+    assert trained_columns(None) is None

@@ -26,6 +26,7 @@ from seamless_verl.rollout.manager import FleetSnapshot, RolloutManager
 from seamless_verl.rollout.replica import DEAD, PAUSED, RELEASED, SERVING, STALE
 from seamless_verl.tools.bench.stub_engine import StubEngine
 from seamless_verl.weights.background import BackgroundStaging, StagingBegun, StagingEnd
+from seamless_verl.weights.update import Reach
 
 pytestmark = pytest.mark.integration
 T = TypeVar("T")
@@ -81,7 +82,7 @@ class Trainers:
 
     def update(self, value: int) -> None:
         """As an optimizer does it."""
-        self.copying.hold()
+        self.copying.wait()
         for i in range(len(self.weights)):
             self.weights[i] = value
             time.sleep(0)
@@ -119,8 +120,6 @@ class Client:
 
     def __init__(self, loop: asyncio.AbstractEventLoop, manager: RolloutManager) -> None:
         self.loop, self.manager, self.calls = loop, manager, 1
-        remote = {"checked_metrics": self.checked_metrics, "execute": self.execute}
-        self.actor = SimpleNamespace(**{name: SimpleNamespace(remote=method) for name, method in remote.items()})
 
     def do(self, work: Coroutine[Any, Any, T]) -> T:
         return asyncio.run_coroutine_threadsafe(work, self.loop).result(WAIT_S)
@@ -157,13 +156,16 @@ class Job:
         self.trainers = Trainers(memory, in_background)
         self.trainers.loading = lambda: self.memory.loading & set(self.alive)
         trainers: Any = self.trainers
-        replicas: Any = [
-            SimpleNamespace(replica_id=name, shares_device=name in SHARED, devices=(name,)) for name in NAMES
-        ]
-        hosts = {name: str(int(name in SHARED)) for name in NAMES}
-        data_plane: Any = client
-        self.commit = WeightCommit(data_plane, trainers, replicas, None, released=released, hosts=hosts)
-        self.commit.pauses_s = lambda loaded: [0.0] * len(loaded)  # type: ignore[method-assign]
+        self.commit = WeightCommit(
+            execute=client.execute,
+            metrics=client.checked_metrics,
+            pauses_s=lambda loaded: [0.0] * len(loaded),
+            trainers=trainers,
+            sharing={name: (name,) for name in SHARED},
+            others=NAMES[2:],
+            released=released,
+            hosts={name: str(int(name in SHARED)) for name in NAMES},
+        )
 
     @property
     def fleet(self) -> Fleet:
@@ -177,23 +179,20 @@ class Job:
         """An optimizer step, and the commit of what it made."""
         self.version += 1
         self.trainers.update(self.version)
-        self.commit(self.version)
+        self.commit.begin(self.version)
         if not self.trainers.in_background:
-            self.commit.wait_committed()
+            self.commit.wait(Reach.COMMITTED)
             assert self.fleet.committed == self.version == self.memory.version
 
-    def submit(self, early: int = 0) -> None:
-        """Prompts of the next step, whose generation must not begin on older weights than those of this version.
-
-        With `early` = 1 they are those of the step after that: training computes its version now.
-        """
-        version = self.version + early
+    def submit(self) -> None:
+        """Prompts of the next step, whose generation must not begin on older weights than those of this version."""
+        version = self.version
         self.submitted += 1
-        self.commit.when_committed(version, lambda: self.begun.append((version, self.fleet.committed)))
+        self.commit.then(lambda: self.begun.append((version, self.fleet.committed)))
 
     def reclaim(self) -> None:
         """As a computation of the trainer does it."""
-        self.commit.wait_for_devices()
+        self.commit.wait(Reach.LOADED, SHARED)
         assert not self.memory.loading & set(SHARED) & set(self.alive), "the device loads, and training takes it"
         self.client.execute("release_memory" if self.released else "pause", SHARED)
 
@@ -220,7 +219,7 @@ class Job:
             else:
                 assert view.state in (DEAD, RELEASED) or (view.state is STALE and engine.failed == self.version)
         assert self.fleet.committed == self.version and all(needed <= found for needed, found in self.begun)
-        assert len(self.begun) == self.submitted - len(self.commit.early)
+        assert len(self.begun) == self.submitted
 
 
 async def nothing() -> None: ...
@@ -247,14 +246,14 @@ def job(released: bool = False, in_background: bool = False) -> Iterator[Job]:
         finally:
             for name in made.alive:
                 made.kill(name)
-            if made.commit.loads is not None:
-                made.commit.loads.wait()
+            if made.commit.update is not None:
+                made.commit.update.wait()
             loop.call_soon_threadsafe(loop.stop)
             thread.join(WAIT_S)
             loop.close()
 
 
-ORDERS = ("commit", "commit", "submit", "submit early", "reclaim", "lend", "kill", "fail", "mend", "slow", "wait")
+ORDERS = ("commit", "commit", "submit", "reclaim", "lend", "kill", "fail", "mend", "slow", "wait")
 STEPS = st.lists(
     st.tuples(
         st.sampled_from(ORDERS),
@@ -285,8 +284,6 @@ def test_any_schedule_keeps_the_laws(
                     made.lend()
                 case "submit":
                     made.submit()
-                case "submit early":
-                    made.submit(1)
                 case "kill":
                     made.kill(name)
                 case "fail" | "mend":
@@ -298,28 +295,14 @@ def test_any_schedule_keeps_the_laws(
                     made.check_loaded()
         made.commit_next()
         made.check_loaded()
-        assert not made.commit.early
-
-
-def test_what_waits_for_the_next_version_begins_after_what_waits_for_this_one() -> None:
-    with job(in_background=True) as made:
-        made.commit_next()
-        made.commit.wait()
-        made.submit(1)
-        made.submit()
-        assert made.begun == [(1, 1)], "the other one waits for a commit that has not begun"
-        made.commit_next()
-        made.submit()
-        made.check_loaded()
-        assert made.begun == [(1, 1), (2, 2), (2, 2)]
 
 
 def test_the_trainer_goes_on_while_a_replica_loads_and_the_next_commit_waits() -> None:
     with job() as made:
         made.engines["replica-3"].stuck = True
         made.commit_next()
-        made.commit.wait_for_devices()
-        assert made.engines["replica-0"].version == 1 and made.commit.loads is not None and made.commit.loads.open
+        made.commit.wait(Reach.LOADED, SHARED)
+        assert made.engines["replica-0"].version == 1 and made.commit.update is not None and made.commit.update.open
         next_commit = threading.Thread(target=made.commit_next)
         next_commit.start()
         next_commit.join(0.5)
@@ -333,12 +316,12 @@ def test_the_trainer_goes_on_while_a_replica_loads_and_the_next_commit_waits() -
 
 def test_what_could_not_load_is_counted_and_the_metrics_of_loads_come_with_the_next_commit() -> None:
     with job() as made:
-        made.commit(1)
+        made.commit.begin(1)
         made.commit.wait()
         made.engines["replica-3"].failing = True
-        metrics = made.commit(2)
+        metrics = made.commit.begin(2)
         assert metrics["seamless/commit/not_loaded"] == 0 and 0 < metrics["seamless/commit/trainer_share"] < 1
-        assert made.commit(3)["seamless/commit/not_loaded"] == 1
+        assert made.commit.begin(3)["seamless/commit/not_loaded"] == 1
 
 
 @pytest.mark.parametrize("calls", [0, 1])
@@ -347,8 +330,8 @@ def test_all_replicas_load_together_where_none_has_a_call(calls: int) -> None:
         made.client.calls = calls
         made.commit_next()
         made.check_loaded()
-        assert made.commit.loads is not None
-        rounds = [list(ids) for ids, _ in made.commit.loads.rounds]
+        assert made.commit.update is not None
+        rounds = [list(ids) for ids, _ in made.commit.update.rounds]
         assert rounds == ([[name] for name in NAMES] if calls else [SHARED, NAMES[2:]])
 
 
@@ -389,7 +372,7 @@ def test_the_trainer_goes_on_while_its_worker_copies_and_its_next_update_is_held
         made.trainers.copy = slow_copy  # type: ignore[method-assign]
         made.commit_next()
         made.submit()
-        made.commit.wait([])  # nothing is needed of any replica
+        made.commit.wait(ids=[])  # nothing is needed of any replica
         assert made.fleet.committed == 0 and made.begun == []
         update = threading.Thread(target=made.trainers.update, args=(2,))
         update.start()
@@ -413,7 +396,7 @@ def test_a_copy_that_fails_is_raised_where_the_commit_is_needed_and_nothing_of_i
             with pytest.raises(OSError, match="no space left"):
                 attempt()
         assert made.fleet.committed == 1 and made.begun == []
-        made.commit.loads = None  # the job below waits for its loads
+        made.commit.update = None  # the job below waits for its loads
 
 
 def test_where_a_host_waits_for_the_weights_the_trainer_does_too() -> None:
@@ -427,6 +410,6 @@ def test_where_a_host_waits_for_the_weights_the_trainer_does_too() -> None:
         made.commit.transfer = SimpleNamespace(without=lambda hosts: [3] if hosts == {"here"} else [], stage=stage)  # type: ignore[assignment]
         made.version += 1
         made.trainers.update(1)
-        assert made.commit(1)["bytes"] == 7.0
+        assert made.commit.begin(1)["bytes"] == 7.0
         assert made.fleet.committed == 1 and sent == [(1, [1], threading.current_thread())]
         made.check_loaded()

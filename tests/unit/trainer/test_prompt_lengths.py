@@ -6,21 +6,21 @@ from collections.abc import Iterator
 
 import pytest
 
-from seamless_verl.trainer.prompt_lengths import PromptLengths, PromptScan, length_warnings, scan_lengths
+from seamless_verl.trainer.prompt_lengths import PromptLengths, PromptScan, scan_lengths
 
 KEY = "data.train_files"
 
 
 def test_prompts_that_fit_give_no_warning() -> None:
     found = scan_lengths(["a", "abc"], len, 3)
-    assert found == PromptLengths(scanned=2, longest=3) and length_warnings(found, KEY, 3) == []
-    assert length_warnings(scan_lengths([], len, 3), KEY, 3) == []
+    assert found == PromptLengths(scanned=2, longest=3) and found.warnings(KEY, 3) == []
+    assert scan_lengths([], len, 3).warnings(KEY, 3) == []
 
 
 def test_long_prompts_are_counted() -> None:
     found = scan_lengths(["a", "abcd", "abcdefg"], len, 3)
     assert found == PromptLengths(scanned=3, too_long=2, longest=7)
-    (text,) = length_warnings(found, KEY, 3)
+    (text,) = found.warnings(KEY, 3)
     assert text.startswith(
         f"data.max_prompt_length=3: 2 of 3 scanned prompts of {KEY} have more tokens, up to 7, and lose"
     )
@@ -32,7 +32,7 @@ def test_long_prompts_are_counted() -> None:
 def test_prompts_that_cannot_be_rendered_are_counted_apart() -> None:
     found = scan_lengths(["abcd", 1, None], len, 3)  # type: ignore[arg-type]
     assert (found.scanned, found.too_long, found.failed) == (3, 1, 2)
-    _, text = length_warnings(found, KEY, 3)
+    _, text = found.warnings(KEY, 3)
     first = "TypeError: object of type 'int' has no len()"
     assert text == f"2 of 3 scanned prompts of {KEY} cannot be rendered. The first: {first}"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from seamless_verl.trainer.step_line import CHECKPOINT, FAILED, UNSCORED, WAITS, chosen_ahead, longest_wait, step_line
+from seamless_verl.trainer.step_log import CHECKPOINT, FAILED, UNSCORED, WAITS, chosen_ahead, longest_wait, step_line
 
 STEP = {
     "critic/score/mean": 0.2314,

@@ -32,7 +32,7 @@ def holding(staging: BackgroundStaging, copy: Copy) -> tuple[threading.Thread, l
     went_on = list[bool]()
 
     def hold() -> None:
-        staging.hold()
+        staging.wait()
         went_on.append(copy.ended)
 
     thread = threading.Thread(target=hold)
@@ -44,7 +44,7 @@ def holding(staging: BackgroundStaging, copy: Copy) -> tuple[threading.Thread, l
 
 def test_what_would_change_the_weights_waits_and_the_time_is_reported() -> None:
     staging, copy = BackgroundStaging(), Copy()
-    staging.hold()  # nothing is copied yet
+    staging.wait()  # nothing is copied yet
     assert staging.result() == StagingEnd(None, 0.0)
     staging.start(copy)
     thread, went_on = holding(staging, copy)
@@ -63,7 +63,7 @@ def test_nothing_is_held_after_the_end_and_each_copy_has_its_own_time() -> None:
     second.go.set()
     staging.start(second)
     assert staging.result() == StagingEnd(REPORT, 0.0)
-    staging.hold()
+    staging.wait()
     assert staging.result() == StagingEnd(REPORT, 0.0)
 
 

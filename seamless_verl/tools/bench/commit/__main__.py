@@ -23,7 +23,7 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from itertools import product
@@ -35,12 +35,13 @@ import ray
 from omegaconf import OmegaConf
 
 from seamless_verl.config.schema import SeamlessConfig
-from seamless_verl.data_plane.client import DataPlaneClient, PlacedReplica
+from seamless_verl.data_plane.client import DataPlaneClient, PlacedReplica, living_replies
+from seamless_verl.data_plane.server_calls import ServerCalls
 from seamless_verl.tools.bench.commit.processes import STAGING, BenchServer, BenchTrainer
 from seamless_verl.weights.background import StagingBegun
 from seamless_verl.weights.commit import WeightCommit
-from seamless_verl.weights.commit_times import CommitTimes
 from seamless_verl.weights.staging import StagedWeights, StagingShare
+from seamless_verl.weights.update import CommitTimes
 
 WARM_UP = 3  # commits: memory is made in the first, and mapped in the next
 CONFIG = {
@@ -135,13 +136,21 @@ class Bench:
         ray.get([server.set_up.remote(0) for server in self.servers])  # memory of the row before
         ray.get([actor.set_up.remote(parameters) for actor in (*servers, *workers)])
         group: Any = self.trainers
+        placed = self.placed[:replicas]
         commit = WeightCommit(
-            self.client, group, self.placed[:replicas], None, at_once=at_once, hosts=self.client.hosts
+            execute=self.client.execute,
+            metrics=lambda loading: self.client.actor.checked_metrics.remote(loading=loading),
+            pauses_s=lambda ids: pauses_s({one.replica_id: one for one in placed if one.replica_id in ids}),
+            trainers=group,
+            sharing={},
+            others=[one.replica_id for one in placed],
+            at_once=at_once,
+            hosts=self.client.hosts,
         )
         for _ in range(WARM_UP + number):
             self.version += 1
             self.trainers.step(float(self.version))
-            commit(self.version)
+            commit.begin(self.version)
             waits.append(commit.times.before_commit_s)
             commit.wait()
             times.append(commit.times)
@@ -162,6 +171,12 @@ def bench(replicas: int, ranks: int, *, in_background: bool = True) -> Iterator[
         made.client.stop()
     finally:
         ray.shutdown()
+
+
+def pauses_s(replicas: Mapping[str, PlacedReplica]) -> list[float]:
+    """Seconds for which each of these replicas paused."""
+    servers = {name: placed.replica.server_handle for name, placed in replicas.items()}
+    return list(living_replies(ServerCalls("last_pause_s").call(servers).values()))
 
 
 def milliseconds(seconds: Sequence[float]) -> float:

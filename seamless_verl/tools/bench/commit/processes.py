@@ -76,7 +76,7 @@ class BenchTrainer:
 
     def step(self, value: float) -> None:
         """Changes the weights, as an optimizer does."""
-        self.copying.hold()
+        self.copying.wait()
         for _, weight in self.weights:
             weight.fill_(value)
 

@@ -48,7 +48,7 @@ def test_a_rank_copies_beside_its_trainer_whose_next_step_is_held() -> None:
 
 def test_a_row_has_the_medians_of_its_commits() -> None:
     from seamless_verl.tools.bench.commit.__main__ import CommitCost, line
-    from seamless_verl.weights.commit_times import CommitTimes
+    from seamless_verl.weights.update import CommitTimes
 
     times = [
         CommitTimes(began=0.0, committed=0.1 * i, stage_s=0.08 * i, load_s=0.3 * i, pauses_s=[0.01 * i, 0.03 * i])

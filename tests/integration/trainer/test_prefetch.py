@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from verl.single_controller.base.decorator import MAGIC_ATTR
 
-from seamless_verl.trainer import fetched_batch
-from seamless_verl.trainer.fetched_batch import ACTORS, FETCH, FETCHED, AheadOfUpdate, FetchesAhead
+from seamless_verl.trainer import prefetch
+from seamless_verl.trainer.prefetch import ACTORS, FETCH, FETCHED, BatchPrefetch, FetchesAhead
 from seamless_verl.trainer.workers import SeamlessActorWorker
 
 pytestmark = pytest.mark.integration
@@ -53,19 +53,19 @@ class Workers:
 @pytest.fixture
 def replies(monkeypatch: pytest.MonkeyPatch) -> Replies:
     found = Replies()
-    monkeypatch.setattr(fetched_batch, "ray", found)
-    monkeypatch.setattr(fetched_batch, "time", SimpleNamespace(monotonic=lambda: found.now))
+    monkeypatch.setattr(prefetch, "ray", found)
+    monkeypatch.setattr(prefetch, "time", SimpleNamespace(monotonic=lambda: found.now))
     return found
 
 
-def ahead_of(workers: Workers, *, reclaims: bool = True, switch_s: float = 0.0) -> AheadOfUpdate:
+def ahead_of(workers: Workers, *, reclaims: bool = True, switch_s: float = 0.0) -> BatchPrefetch:
     lending: Any = SimpleNamespace(reclaims=lambda: reclaims, statistics=SimpleNamespace(switch_s=switch_s))
 
     def update(batch: Any) -> str:
         workers.calls.append(f"fetch and update {batch}")
         return "trained"
 
-    return AheadOfUpdate(workers, update, lending)
+    return BatchPrefetch(workers, update, lending)
 
 
 def test_the_second_fetch_begins_so_early_that_it_ends_with_the_reclaim(replies: Replies) -> None:

@@ -56,7 +56,7 @@ class FetchesAhead:
         return self.update_actor(data)
 
 
-class AheadOfUpdate:
+class BatchPrefetch:
     """Begins the fetch of an update's batch; `update` of the worker group `group` is called where it is no gain.
 
     That is where training has its devices already.

@@ -89,13 +89,13 @@ def engine(**changed: Any) -> Any:
     ids=lambda changed: next(iter(changed)),
 )
 def test_an_export_that_needs_other_ranks_or_whose_weights_move_is_not_in_a_thread(changed: dict[str, Any]) -> None:
-    from seamless_verl.trainer.weight_export import exports_alone
+    from seamless_verl.weights.background import exports_alone
 
     assert exports_alone(engine()) and not exports_alone(engine(**changed))
 
 
 def test_whatever_changes_moves_or_saves_weights_waits_first_and_nothing_else() -> None:
-    from seamless_verl.trainer.weight_export import hold_changes
+    from seamless_verl.weights.background import hold_changes
 
     calls = list[str]()
 
