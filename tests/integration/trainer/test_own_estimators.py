@@ -76,23 +76,22 @@ def test_the_mean_logprobs() -> None:
 
 
 def test_an_estimator_of_turns_gets_all_rows_and_reads_the_row_with_the_sessions_reward() -> None:
-    """Returns at the observation 7: 0.5 x 1 + 0.5 of session 0, 0 of session 1 and 0.5 of session 2."""
+    """Returns at the observation 7: 0.95 x 1 + 0.05 of session 0, 0 of session 1 and 0.5 of session 2."""
     import torch
 
     from seamless_verl.algorithms.estimate import RowTurns
-    from seamless_verl.config.schema import TurnsConfig
 
     def row(turn: list[int], observation: list[int], reward: float = 0.0) -> RowTurns:
         return RowTurns(torch.tensor(turn), torch.tensor(observation), torch.full((len(turn),), reward))
 
     turns = {
-        "u_0_0": row([0, 0], [7, 7], 0.5),
+        "u_0_0": row([0, 0], [7, 7], 0.05),
         "u_0_1": row([1], [8]),
         "u_1_0": row([0, -1], [7, 0]),
         "u_2_0": row([0], [7]),
         "u_2_1": row([0, 0], [7, 7]),
     }
-    own, found = estimate("hgpo", KEYS, [1, 1, 0, 0.5, 0.5], MASKS, turns, TurnsConfig(discount=0.5))
+    own, found = estimate("hgpo", KEYS, [1, 1, 0, 0.5, 0.5], MASKS, turns)
     top = 0.5 / (1 / 6) ** 0.5  # of the deviation of 1, 0 and 0.5
     assert found[0] == pytest.approx([top, top], abs=1e-4) and found[1] == [0, 0], "alone with the observation 8"
     assert found[2] == pytest.approx([-top, 0], abs=1e-4) and found[3] == pytest.approx([0, 0], abs=1e-4)
