@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -71,9 +72,18 @@ def composed(workload: Workload, data: Path, *more: str) -> DictConfig:
     return config
 
 
+@cache
+def facts(workload: Workload, data: Path) -> JobFacts:
+    return facts_of(resolved_tree(composed(workload, data)), devices=None, on_machine=2, splits=True)
+
+
 def of_arm(workload: Workload, arm: ComparedArm, data: Path) -> DictConfig:
-    facts = facts_of(resolved_tree(composed(workload, data)), devices=None, on_machine=2, splits=True)
-    return composed(workload, data, *arm_overrides(arm, facts))
+    return composed(workload, data, *arm_overrides(arm, facts(workload, data)))
+
+
+@cache
+def sync_budget(data: Path) -> dict[str, Any]:
+    return budget_of(resolved_tree(of_arm(W2, parse_arm("sync"), data)))
 
 
 @pytest.mark.parametrize(("text", "trains"), [*VERLS.items(), *OURS.items()])
@@ -86,8 +96,7 @@ def test_the_checks_accept_it_on_both_devices(text: str, trains: int, data: Path
     assert (config.data.train_batch_size, config.actor_rollout_ref.actor.ppo_mini_batch_size) == (16, 4)
     assert config.algorithm.rollout_correction.bypass_mode and not config.data.shuffle
     assert (rollout.n, rollout.max_num_seqs, rollout.dtype) == (4, 64, "float32")
-    sync = resolved_tree(of_arm(W2, parse_arm("sync"), data))
-    check_same_budget({"sync": budget_of(sync), text: budget_of(resolved_tree(config))})
+    check_same_budget({"sync": sync_budget(data), text: budget_of(resolved_tree(config))})
 
 
 @pytest.mark.parametrize("workload", WORKLOADS.values(), ids=list(WORKLOADS))
@@ -100,18 +109,20 @@ def test_they_accept_every_workload(workload: Workload, data: Path) -> None:
 
 
 def test_only_the_poll_differs_between_a_mode_and_itself_with_a_lower_one() -> None:
-    facts = JobFacts(Machines(1, 2, False), 16, 4, "gloo")
+    machine = JobFacts(Machines(1, 2, False), 16, 4, "gloo")
     for text in VERLS:
         arm = parse_arm(text)
-        plain, short = (arm_overrides(one, facts) for one in (arm, with_short_poll(arm)))
+        plain, short = (arm_overrides(one, machine) for one in (arm, with_short_poll(arm)))
         path, name = short[len(plain) :]
         assert short[: len(plain)] == plain and path.endswith("pkg://seamless_verl.tools.compare.polling")
         assert name.endswith("PollingReplayBuffer" + ("" if text == "sync" else "Async"))
 
 
 def test_a_layout_with_devices_of_its_own_has_one_half_of_them() -> None:
-    facts = JobFacts(Machines(1, 2, False), 16, 4, "gloo")
-    (apart, together) = (arm_overrides(parse_arm(f"seamless:layout={name}"), facts) for name in ("multiplexed", "auto"))
+    machine = JobFacts(Machines(1, 2, False), 16, 4, "gloo")
+    (apart, together) = (
+        arm_overrides(parse_arm(f"seamless:layout={name}"), machine) for name in ("multiplexed", "auto")
+    )
     assert "trainer.n_gpus_per_node=1" in apart and "actor_rollout_ref.rollout.n_gpus_per_node=1" in apart
     assert "trainer.n_gpus_per_node=2" in together and "actor_rollout_ref.rollout.nnodes=0" in together
 
