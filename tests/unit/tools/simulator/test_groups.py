@@ -89,4 +89,4 @@ def test_the_command_shows_the_sizes_of_groups(capsys: pytest.CaptureFixture[str
     assert main(["--sampler", "gdro", "--steps", "8", "--pass-rates", "0.25", "1"]) == 0
     assert "SAMPLES OF A GROUP" in capsys.readouterr().out
     assert main(["--sampler", "none"]) == 2
-    assert "Choose one of ['dars', 'gdro', 'srpo', 'xrpo']" in capsys.readouterr().err
+    assert f"Choose one of {sorted(SAMPLERS)}" in capsys.readouterr().err
