@@ -40,17 +40,14 @@ def main() -> int:
         return 0
     sys.argv[1:], platform = without_platform(sys.argv[1:])
     # Imported here, as hydra takes a second: Ctrl-C ends the command without a traceback from the first import on.
-    from seamless_verl.main_ppo import PLATFORM, check, check_overrides, compose_and_run
+    from seamless_verl.main_ppo import PLATFORM, check, compose_and_run
 
     if platform is not None:
         os.environ[PLATFORM] = platform
     with TemporaryDirectory() as folder:
         arguments, unmade = with_output_folder(sys.argv[1:], folder), UNMADE in sys.argv
         sys.argv[1:] = arguments
-        compose_and_run(
-            lambda config: check(config, unmade=unmade, anywhere=True),
-            lambda config, overrides: check_overrides(config, overrides, unmade=unmade, anywhere=True),
-        )
+        compose_and_run(lambda config: check(config, unmade=unmade, anywhere=True))
     return 0
 
 

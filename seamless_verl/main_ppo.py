@@ -19,11 +19,9 @@ from omegaconf import DictConfig, OmegaConf
 
 from seamless_verl.config import SeamlessConfig, preflight, register_search_path
 from seamless_verl.config.adopting import adopt, adopt_handover
-from seamless_verl.config.checks.modes import MODE_KEY, VERL_MODES
-from seamless_verl.config.composing import composing, remove_run_folder
-from seamless_verl.config.mistakes import Inspect, beside, find_mistakes, only_composes, with_own_keys, without_settings
+from seamless_verl.config.composing import composing, for_hydra, remove_run_folder
 from seamless_verl.config.settings import resolved_tree
-from seamless_verl.config.verl_keys import ENGINE, chosen_engine
+from seamless_verl.config.verl_keys import ENGINE, MODE_KEY, VERL_MODES, chosen_engine
 from seamless_verl.errors import ConfigError, exits_on_config_error, refuse
 from seamless_verl.platform.detect import can_only_be_cpu, on_cpu, set_cpu_environment, usual_platform
 from seamless_verl.run_folder import (
@@ -89,20 +87,16 @@ def supervise_run(command: Sequence[str]) -> int:
     return code
 
 
-def compose_and_run(job: Callable[[DictConfig], object], inspect: Inspect | None = None) -> None:
-    """Compose the command line's config, and call `job` with it; `inspect` checks one, by default as the run does.
+def compose_and_run(job: Callable[[DictConfig], object]) -> None:
+    """Compose the command line's config, and call `job` with it.
 
     Raises:
-        ConfigError: hydra cannot compose it; it has every mistake, those that `inspect` finds in the rest included.
-            A ConfigError of the job ends the process (`run_or_refuse`).
+        ConfigError: hydra cannot compose it. A ConfigError of the job ends the process (`run_or_refuse`).
     """
     register_search_path()
     os.environ.setdefault(PLATFORM, usual_platform())
-    sys.argv[1:] = with_own_keys(sys.argv[1:])
-    try:
-        compose(sys.argv[1:], lambda config: run_or_refuse(job, config))
-    except ConfigError as error:
-        refuse(all_mistakes(sys.argv[1:], error, inspect or check_overrides))
+    sys.argv[1:] = for_hydra(sys.argv[1:])
+    compose(sys.argv[1:], lambda config: run_or_refuse(job, config))
 
 
 def compose(arguments: list[str], job: Callable[[DictConfig], object]) -> None:
@@ -120,24 +114,6 @@ def compose(arguments: list[str], job: Callable[[DictConfig], object]) -> None:
             hydra.main(config_path=None, config_name=OUR_CONFIG, version_base=None)(composed)()
         finally:
             sys.argv[1:] = before
-
-
-def all_mistakes(arguments: Sequence[str], first: ConfigError, inspect: Inspect) -> Sequence[ConfigError]:
-    """Every mistake of a command line that hydra cannot compose; `first` is the one that hydra stopped at."""
-    composed: list[DictConfig] = []
-
-    def keep(config: DictConfig) -> None:
-        composed.append(config)
-        if (folder := run_folder()) is not None:
-            remove_run_folder(folder)
-
-    def compose_again(parts: Sequence[str]) -> DictConfig:
-        compose(list(parts), keep)
-        return composed[-1]
-
-    if not only_composes(arguments):
-        return first.mistakes
-    return find_mistakes(arguments, compose_again, inspect) or first.mistakes
 
 
 def run_or_refuse(job: Callable[[DictConfig], object], config: DictConfig) -> None:
@@ -206,7 +182,7 @@ def check_overrides(
     if "seamless" not in config and mode not in VERL_MODES:
         mistakes.append(unknown)
     try:
-        seamless = parse_seamless(config, overrides, unmade=unmade)
+        seamless = SeamlessConfig.parse(resolved_tree(config).get("seamless"))
         warnings, chosen = complete_and_check(config, seamless, overrides, unmade=unmade)
     except ConfigError as error:
         mistakes += error.mistakes
@@ -231,22 +207,6 @@ def engine_of_ours(config: DictConfig, overrides: Sequence[str]) -> str | None:
     if config_name() != OUR_CONFIG or uses_cpu(config):
         return None
     return chosen_engine(str(config.get(ENGINE)), overrides)
-
-
-def parse_seamless(config: DictConfig, overrides: Sequence[str], *, unmade: bool) -> SeamlessConfig:
-    """The settings of the `seamless:` node; its ConfigError has verl's settings that cannot work, too."""
-    try:
-        return SeamlessConfig.parse(resolved_tree(config).get("seamless"))
-    except ConfigError as error:
-        wrong, others = list(error.mistakes), list[ConfigError]()
-        if (rest := without_settings(config, wrong)) is not None:
-            try:
-                seamless = SeamlessConfig.parse(resolved_tree(rest).get("seamless"))
-                complete_and_check(rest, seamless, overrides, unmade=unmade)
-            except ConfigError as more:
-                others = beside(wrong, more.mistakes)
-        refuse([*wrong, *others])
-        raise
 
 
 def complete_and_check(

@@ -15,9 +15,9 @@ from omegaconf import DictConfig, OmegaConf
 
 from seamless_verl.client.admin_file import AdminFile, remove_stale
 from seamless_verl.config import SeamlessConfig
-from seamless_verl.config.checks.files import FOLDER, IN_USE, USE_ANOTHER, without_lock, writes_checkpoints
-from seamless_verl.config.checks.modes import VERL_MODES
+from seamless_verl.config.paths import IN_USE, USE_ANOTHER, without_lock, writes_checkpoints
 from seamless_verl.config.roles import ADDRESS
+from seamless_verl.config.verl_keys import FOLDER, VERL_MODES
 from seamless_verl.errors import ConfigError
 from seamless_verl.runtime.checkpoint_cleanup import CleanupReport, clean_up_run, register_run
 from seamless_verl.runtime.console import RUN_FILE, ResumeSettings, say

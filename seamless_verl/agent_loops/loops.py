@@ -53,7 +53,8 @@ from seamless_verl.agents.settings import (
     RunnerSettings,
     read_settings,
 )
-from seamless_verl.config.checks.estimators import ESTIMATOR, OF_TURNS
+from seamless_verl.algorithms import OF_TURNS
+from seamless_verl.config.verl_keys import ESTIMATOR
 from seamless_verl.data_plane.client import (
     await_reply,
     discard_session,

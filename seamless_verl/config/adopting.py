@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from omegaconf import DictConfig, OmegaConf
 
 from seamless_verl.config import engine_kwargs
-from seamless_verl.config.checks.serve_options import engines_parser, value_of
 from seamless_verl.config.correcting import adopt_correction
 from seamless_verl.config.joining import adopt_cluster
 from seamless_verl.config.planning import HANDOVER, choose_handover, replica_sizes, roles_of
@@ -69,9 +68,9 @@ def adopt_resources(config: DictConfig, overrides: Sequence[str] = ()) -> None:
 def adopt_parsers(config: DictConfig) -> None:
     """Give the engines the gateway's reasoning parser: they start a grammar where reasoning ends."""
     settings = Settings.of(config, devices=None, accelerator=True)
-    gateway, given = settings.seamless.gateway, engines_parser(settings)
+    gateway, given = settings.seamless.gateway, engine_kwargs.engines_parser(settings)
     for name in ADOPTED if gateway.enabled and given is None else ():
-        if (chosen := value_of(name, gateway.options)) is not None:
+        if (chosen := engine_kwargs.option_of(f"--{name}", gateway.options)) is not None:
             OmegaConf.update(config, f"{engine_kwargs.KEY}.{name.replace('-', '_')}", chosen, force_add=True)
 
 

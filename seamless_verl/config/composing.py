@@ -4,8 +4,8 @@
 hydra gets the directory. A search-path plugin works with every feature of hydra, and a user's own `--config-path`
 may name `ppo_trainer` or `seamless_ppo_trainer` in its defaults.
 
-Hydra ends with code 1 and its own message for a mistake in an override. Here such a mistake becomes a ConfigError,
-as every other one: key, value, reason and way out. The folder that hydra makes for a refused run is removed.
+Hydra's message of a mistake becomes the reason of a ConfigError, with the override and a way out. The folder that hydra
+makes for a refused run is removed.
 """
 
 from __future__ import annotations
@@ -14,20 +14,19 @@ import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from difflib import SequenceMatcher, get_close_matches
+from difflib import get_close_matches
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.plugins import Plugins
-from hydra.errors import HydraException, MissingConfigException, OverrideParseException, SearchPathException
+from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 from yaml import YAMLError
 
-from seamless_verl.config.words import GROUPS, misread_of
+from seamless_verl.config.words import misread_of
 from seamless_verl.errors import ConfigError
 from seamless_verl.runtime.fields import nearest
 
@@ -66,9 +65,9 @@ def named_platform(option: str, name: str) -> str:
 
 
 FULL_ERROR = "HYDRA_FULL_ERROR"  # hydra then raises what it would otherwise print
-LISTS = ["seamless.gateway.options"]  # their values have characters that hydra cannot parse without quotes
+GROUPS = ["platform", "model_engine"]  # can be chosen on the command line although they are no keys
+OURS = "seamless."
 SUGGESTIONS = 3  # for a mistyped key, at most
-LEAST_LIKENESS, LIKENESS_RANGE = 1.4, 0.15  # of 2: of any suggestion, and how far below the best one
 HYDRA_FILES = {"config.yaml", "hydra.yaml", "overrides.yaml"}  # in .hydra
 BY_DATE = re.compile(r"\d{4}-\d\d-\d\d")  # hydra's run folders are in outputs/<date>, by default
 
@@ -106,62 +105,36 @@ def composing(arguments: Sequence[str]) -> Iterator[Callable[[], None]]:
 
 
 def config_error(error: Exception, arguments: Sequence[str]) -> ConfigError:
-    """The ConfigError for what hydra, omegaconf or the YAML parser refused, with the override that caused it."""
-    text, cause = str(error) or str(error.__cause__), error.__cause__
+    """What hydra, omegaconf or the YAML parser refused, in its words, with the override that did it and a way out."""
+    cause = error.__cause__
+    lines = [next((line.strip() for line in str(one or "").splitlines() if line.strip()), "") for one in (error, cause)]
+    text = ": ".join(line.rstrip(".") for line in dict.fromkeys(lines) if line)
     if isinstance(error, MissingConfigException):
-        return _missing_config(error)
-    if isinstance(error, SearchPathException):
-        folder = (re.findall(r"'(.+?)'", text) or [None])[0]
-        return ConfigError("--config-dir", folder, "there is no such folder", "Name the folder that holds the config")
+        group, _, name = (error.missing_cfg_file or "").rpartition("/")
+        way_out = nearest(name, list(error.options or [])) if group else "Give its name, and its folder as --config-dir"
+        return ConfigError(group or "--config-name", name or None, f"there is no such config ({text})", way_out)
     if isinstance(error, OverrideParseException):
         if (mistake := misread_of(error.override, arguments)) is not None:
             return mistake
         key, value = _split(error.override)
-        quoted = _quoted(key, value or "")
-        way_out = f"Quote special characters: '{key}={quoted}'"
-        return ConfigError(key, value, f"cannot be read ({_first(text)})", way_out)
-    override = _named_override(text, arguments)
+        return ConfigError(key, value, f"cannot be read ({text})", f"Quote special characters: '{key}=\"...\"'")
+    override = _named_override(str(error) or str(cause), arguments)
     if override is None:
         way_out = "Correct the config, or the override that the message is about"
-        return ConfigError("config", None, f"hydra cannot compose it: {_both(text, cause)}", way_out)
+        return ConfigError("config", None, f"hydra cannot compose it: {text}", way_out)
     key, value = _split(override)
-    if override.startswith("~") and "does not exist" in text:
-        return ConfigError(key, value, "cannot be deleted: it does not exist", f"Leave {override} out")
-    if "appears more than once" in text or "An item is already" in text or "Multiple values for" in text:
-        return ConfigError(key, value, "exists already, and + only adds", f"Write {override.lstrip('+')}")
     if isinstance(cause, (ConfigKeyError, ConfigAttributeError)) or "Could not override" in text:
-        return ConfigError(key, value, "is not a known key", _near_keys(key, override, cause))
-    return ConfigError(
-        key, value, f"hydra refuses it: {_both(text, cause)}", f"Write {key}=<value> as hydra accepts it"
-    )
-
-
-def _quoted(key: str, value: str) -> str:
-    """How the value is written for hydra: a list of texts, or a text."""
-    if value.startswith("["):
-        return '["...","..."]'
-    text = '"..."' if set(value) & set("\"'") else f'"{value}"'
-    return f"[{text}]" if key in LISTS else text
-
-
-def _missing_config(error: MissingConfigException) -> ConfigError:
-    group, _, name = (error.missing_cfg_file or "").rpartition("/")
-    reason, options = _first(str(error)), list(error.options or [])
-    if not group:
-        way_out = "Name a config (without .yaml) of the folder that --config-dir gives, or give that folder"
-        return ConfigError("--config-name", name or None, "there is no such config", way_out)
-    way_out = nearest(name, options) if options else f"Name a config of the group {group}"
-    return ConfigError(group, name, f"there is no such config ({reason})", way_out)
+        return _unknown(key, value, override, cause)
+    way_out = f"Write it as hydra accepts it, or leave {override} out"
+    return ConfigError(key, value, f"hydra refuses it: {text}", way_out)
 
 
 def _named_override(text: str, arguments: Sequence[str]) -> str | None:
     """The override that a message names: the longest one, by its key between quotes or as the message's subject."""
     # only a deletion has no value; another word is that of an option, such as a config's name
-    overrides = [
-        arg for arg in arguments if re.match(r"[+~]*[\w@./:-]+=|~[\w@./:-]+$", arg) and not arg.startswith("-")
-    ]
-    named = [arg for arg in overrides if re.search(rf"(?<![\w.]){re.escape(_split(arg)[0])}(?![\w.])", text)]
-    return max(named, key=lambda arg: len(_split(arg)[0]), default=None)
+    overrides = [one for one in arguments if re.match(r"[+~]*[\w@./:-]+=|~[\w@./:-]+$", one) and one[0] != "-"]
+    named = [one for one in overrides if re.search(rf"(?<![\w.]){re.escape(_split(one)[0])}(?![\w.])", text)]
+    return max(named, key=lambda one: len(_split(one)[0]), default=None)
 
 
 def _split(override: str) -> tuple[str, str | None]:
@@ -169,57 +142,50 @@ def _split(override: str) -> tuple[str, str | None]:
     return key, value if given else None
 
 
-def _near_keys(key: str, override: str, cause: BaseException | None) -> str:
-    """The nearest keys of the config in which the key was not found, and how a new one is added."""
+def _unknown(key: str, value: str | None, override: str, cause: BaseException | None) -> ConfigError:
+    """A key that the config lacks: of another of verl's engines, or with the nearest ones of the config."""
+    from seamless_verl.config.verl_keys import DEFAULT_ENGINE, ENGINE, engine_keys, engines, items_of
+
     node = getattr(cause, "parent_node", None)
-    root = node._get_root() if isinstance(node, DictConfig) else None
-    known = list(dict.fromkeys(GROUPS + ([] if root is None else list(_keys(OmegaConf.to_container(root), "")))))
-    likeness = {other: _likeness(key, other) for other in get_close_matches(key, known, n=2 * SUGGESTIONS, cutoff=0.75)}
-    least = max([LEAST_LIKENESS, *(value - LIKENESS_RANGE for value in likeness.values())])
-    near = sorted((other for other in likeness if likeness[other] >= least), key=lambda other: -likeness[other])
-    # For a user who knows the last part of the key but not its node.
+    root = node._get_root() if isinstance(node, DictConfig) else OmegaConf.create()
+    current = root.get(ENGINE)
+    other = next((name for name in engines() if name != current and key in engine_keys(name)), None)
+    if other is not None and current is not None:
+        default = ", verl's default engine" if other == DEFAULT_ENGINE else ""
+        reason = f"has no {key}, which {ENGINE}={other} has{default}"
+        return ConfigError(ENGINE, current, reason, f"Add {ENGINE}={other}")
+    known = GROUPS + [name for name, _ in items_of(OmegaConf.to_container(root)) if not name.startswith("hydra.")]
     last = key.rpartition(".")[2]
-    near += [other for other in known if other.rpartition(".")[2] == last and other not in near]
-    hint = f"Did you mean {' or '.join(near[:SUGGESTIONS])}? " if near else ""
-    if key.startswith("seamless."):  # a node that takes no new keys
-        ours = (other for other in known if other.startswith("seamless."))
-        return hint.rstrip() or f"Valid: {', '.join(ours)}"
-    if root is not None and _takes_no_new_keys(root, key):
-        return f"{hint}Leave it out: verl takes no other keys there"
-    return f"{hint}A new key is added as +{override.lstrip('+')}"
+    near = [name for name in known if name.rpartition(".")[2] == last]  # the last part is known, its node is not
+    near = [*get_close_matches(key, known, n=SUGGESTIONS, cutoff=0.85), *near][:SUGGESTIONS]
+    hint = f"Did you mean {' or '.join(dict.fromkeys(near))}? " if near else ""
+    return ConfigError(key, value, "is not a known key", f"{hint}A new key is added as +{override.lstrip('+')}")
 
 
-def _takes_no_new_keys(root: Any, key: str) -> bool:
-    """Whether the node of a key becomes a dataclass of verl's, which refuses keys that it does not have."""
-    parent = key.rpartition(".")[0]
-    while parent and (node := OmegaConf.select(root, parent)) is None:
-        parent = parent.rpartition(".")[0]
-    return bool(parent) and isinstance(node, DictConfig) and "_target_" in node
+def for_hydra(arguments: Sequence[str]) -> list[str]:
+    """The arguments with `++` where hydra would refuse a key that this package knows how to refuse, or to take.
+
+    All settings of our node come through, so that its schema says all mistakes there at once. So do keys that only our
+    platform files set: verl takes `+key` for them, and hydra would refuse it because of our file.
+    """
+    ours, changed = _platform_keys() if any(text.startswith("+") for text in arguments) else set[str](), []
+    for text in arguments:
+        key = _split(text)[0]
+        own = text.startswith("+") and not text.startswith("++") and key in ours
+        ours -= {key} if own else set()
+        is_node = key.startswith(OURS) and "=" in text and not text.startswith("~")
+        changed.append(f"++{text.lstrip('+')}" if own or is_node else text)
+    return changed
 
 
-def _likeness(key: str, other: str) -> float:
-    """Of the whole keys, and again of their last parts, where most typing mistakes are; 2 is equal."""
-    last = SequenceMatcher(None, key.rpartition(".")[2], other.rpartition(".")[2])
-    return SequenceMatcher(None, key, other).ratio() + last.ratio()
+def _platform_keys() -> set[str]:
+    """Keys that only this package's platform files set: verl lacks them, or has no value there."""
+    from seamless_verl.config.verl_keys import engine_config, items_of, read_yaml
 
-
-def _keys(node: Any, prefix: str) -> Iterator[str]:
-    if isinstance(node, Mapping):
-        for name, value in node.items():
-            if name == "hydra" and not prefix:
-                continue
-            key = f"{prefix}.{name}".lstrip(".")
-            yield key
-            yield from _keys(value, key)
-
-
-def _first(text: str) -> str:
-    return next((line.strip() for line in text.splitlines() if line.strip()), "")
-
-
-def _both(text: str, cause: BaseException | None) -> str:
-    lines = [_first(text), _first(str(cause or ""))]
-    return ": ".join(line.rstrip(".") for line in dict.fromkeys(lines) if line)
+    verls = dict(items_of(engine_config("megatron")))
+    files = (HERE / "platform").glob("*.yaml")
+    ours = (key for file in files for key, value in items_of(read_yaml(file)) if not isinstance(value, Mapping))
+    return {key for key in ours if verls.get(key) is None}
 
 
 def remove_run_folder(folder: Path) -> None:

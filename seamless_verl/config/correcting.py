@@ -12,15 +12,10 @@ from collections.abc import Sequence
 
 from omegaconf import DictConfig, OmegaConf
 
-from seamless_verl.config.checks.corrections import (
-    CORRECTION,
-    IGNORED_BY_BYPASS,
-    LOSS_MODE,
-    corrects,
-    masks,
-)
+from seamless_verl.config.checks.corrections import CORRECTION, IGNORED_BY_BYPASS, corrects, masks
 from seamless_verl.config.schema import CORRECTED_STALENESS, HARMLESS_STALENESS
 from seamless_verl.config.settings import Settings
+from seamless_verl.config.verl_keys import LOSS_MODE
 
 ACTOR = "actor_rollout_ref.actor"
 BYPASS = f"{CORRECTION}.bypass_mode"

@@ -12,6 +12,7 @@ from typing import Any
 
 import yaml
 
+from seamless_verl.config.verl_keys import FOLDER, VERL_MODES
 from seamless_verl.errors import ConfigError
 from seamless_verl.runtime.locks import lock_file, missing_locks
 
@@ -70,3 +71,18 @@ def lock_error(path: Path) -> str | None:
     finally:
         os.close(lock)
     return None
+
+
+IN_USE = "another run writes there now"
+USE_ANOTHER = f"Wait for it or stop it, or set {FOLDER} to another folder"
+
+
+def writes_checkpoints(mode: str, save_freq: object) -> bool:
+    """Whether a run is a writer of its folder: our trainer always is, verl's modes are where they save."""
+    return mode not in VERL_MODES or (isinstance(save_freq, int) and save_freq > 0)
+
+
+def without_lock(folder: str, why: str) -> ConfigError:
+    """The error of a checkpoint folder whose lock cannot be made beside it, as beside a volume that is mounted."""
+    reason = f"its lock {lock_file(Path(folder))} cannot be made: {why}"
+    return ConfigError(FOLDER, folder, reason, f"Set {FOLDER}={folder.rstrip('/')}/run, whose lock is in that folder")

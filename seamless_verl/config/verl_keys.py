@@ -1,4 +1,4 @@
-"""The names that are verl's: config keys of each training engine, as its own files have them, and columns of rows."""
+"""Names that verl's config and ours share: keys, modes, methods, reserved columns, and the keys of each engine."""
 
 from __future__ import annotations
 
@@ -9,8 +9,18 @@ from typing import Any
 
 import yaml
 
+from seamless_verl.algorithms import ESTIMATORS, LOSSES
 from seamless_verl.config.composing import verl_config_dir
 
+MODE_KEY = "trainer.v1.trainer_mode"
+VERL_MODES = ("sync", "colocate_async", "separate_async")
+FOLDER = "trainer.default_local_dir"
+ESTIMATOR = "algorithm.adv_estimator"
+OWN_ESTIMATORS = tuple(ESTIMATORS)
+"""They compare the sessions of a group, which our trainer tells apart."""
+LOSS_MODE = "actor_rollout_ref.actor.policy_loss.loss_mode"
+OWN_LOSSES = tuple(LOSSES)
+"""Policy losses of this package; they need the versions of tokens, which our trainer gives."""
 ENGINE = "model_engine"
 DEFAULT_ENGINE = "dp"  # verl's own default, FSDP, whose file has no engine in its name
 RESERVED_COLUMNS = frozenset(

@@ -12,7 +12,6 @@ from collections.abc import Iterator, Sequence
 
 from seamless_verl.errors import ConfigError, WordError
 
-GROUPS = ["platform", "model_engine"]  # can be chosen on the command line although they are no keys
 SETTING = re.compile(r"[+~]*[\w@./:][\w@./:-]*=")
 KEY = re.compile(r"[+]*[A-Za-z_][\w@/]*(\.[\w@/]+)+")  # a key that is meant as one, though it has no `=`
 OPTION = re.compile(r"--?[A-Za-z]|~")
@@ -105,7 +104,7 @@ def _expects_more(group: Sequence[str], following: str) -> bool:
 
 
 def _is_key(word: str) -> bool:
-    return word in GROUPS or KEY.fullmatch(word) is not None
+    return word in ("platform", "model_engine") or KEY.fullmatch(word) is not None
 
 
 def _begins(word: str) -> bool:

@@ -13,8 +13,9 @@ import time
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from types import SimpleNamespace
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 
 import uvicorn
 from fastapi import FastAPI
@@ -33,6 +34,7 @@ from vllm.entrypoints.openai.responses.api_router import router as responses_rou
 from vllm.reasoning import ReasoningParserManager
 from vllm.tool_parsers import ToolParserManager
 
+from seamless_verl.errors import ConfigError
 from seamless_verl.gateway.admin import Admin
 from seamless_verl.gateway.calls import CallSource
 from seamless_verl.gateway.engine_client import FleetEngineClient
@@ -226,10 +228,16 @@ class _EmbeddedServer(uvicorn.Server):
         self.listening.set()
 
 
+def _refuse_options(options: list[str], message: str) -> NoReturn:
+    raise ConfigError("seamless.gateway.options", options, message, "`vllm serve --help=all` lists them")
+
+
 def serve_arguments(model: str, options: Sequence[str] = ()) -> Namespace:
     """The arguments of `vllm serve MODEL OPTIONS`, checked: `--tool-call-parser hermes` and the like."""
     take_host_for_device()
-    args: Namespace = serve_parser().parse_args(["--model", model, *options])
+    parser = serve_parser()
+    parser.error = partial(_refuse_options, list(options))  # argparse would end the actor without a word
+    args: Namespace = parser.parse_args(["--model", model, *options])
     args.model_tag = None
     validate_serve_arguments(args)
     if args.tool_parser_plugin:

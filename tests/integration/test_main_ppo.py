@@ -11,13 +11,12 @@ from pathlib import Path
 
 import pytest
 from hydra import compose, initialize_config_dir
-from hydra.errors import InstantiationException, SearchPathException
+from hydra.errors import InstantiationException
 from omegaconf import OmegaConf
 from support.config import TINY, tiny_files
 from support.paths import RECIPES
 
 from seamless_verl.config import register_search_path
-from seamless_verl.config.checks.hosts import TOKEN_VARIABLES
 from seamless_verl.config.composing import FULL_ERROR, HERE, composing, remove_run_folder
 from seamless_verl.errors import ConfigError
 from seamless_verl.run_folder import exclusive_checkpoint_folder
@@ -66,14 +65,14 @@ def untouched_environment() -> Iterator[None]:
             "platform='cpus': there is no such config",
             "Did you mean cpu?",
         ),
-        ("+platform=cpu", "platform='cpu': exists already", "Write platform=cpu"),
-        ("+trainer.nnodes=2", "trainer.nnodes='2': exists already", "Write trainer.nnodes=2"),
+        ("+platform=cpu", "platform='cpu': hydra refuses it", "leave +platform=cpu out"),
+        ("+trainer.nnodes=2", "trainer.nnodes='2': hydra refuses it", "leave +trainer.nnodes=2 out"),
         ("trainer.nnodes=[1", "trainer.nnodes='[1': a bracket is not closed", "Close it with ]"),
         ("data.seed=a=b=[", "data.seed='a=b=[': a bracket is not closed", "Close it with ]"),
         ('data.seed=a="b', "cannot be read", "'data.seed=\"...\"'"),
-        ("seamless.gateway.options=--a=b", "cannot be read", "'seamless.gateway.options=[\"--a=b\"]'"),
-        ("~trainer.nosuch", "trainer.nosuch=None: cannot be deleted: it does not exist", "Leave ~trainer.nosuch out"),
-        ("trainer.nnodes=1,2", "trainer.nnodes='1,2': hydra refuses it", "Write trainer.nnodes=<value>"),
+        ("seamless.gateway.options=--a=b", "cannot be read", "Quote special characters"),
+        ("~trainer.nosuch", "trainer.nosuch=None: hydra refuses it", "leave ~trainer.nosuch out"),
+        ("trainer.nnodes=1,2", "trainer.nnodes='1,2': hydra refuses it", "leave trainer.nnodes=1,2 out"),
         ("nosuch@trainer=x", "nosuch@trainer='x': hydra refuses it", "group 'nosuch' does not exist"),
     ],
 )
@@ -85,8 +84,6 @@ def test_a_bad_override_is_named_among_good_ones(override: str, said: str, way_o
 
 def test_a_config_that_is_not_there() -> None:
     assert "--config-name='nosuch': there is no such config" in composed(config="nosuch")
-    with pytest.raises(ConfigError, match="--config-dir='/nosuch': there is no such folder"), composing([]):
-        raise SearchPathException("Additional config directory '/nosuch' not found")  # as hydra's command line does
 
 
 def test_a_folder_of_hydras_that_cannot_be_made() -> None:
@@ -118,7 +115,7 @@ def test_the_users_wish_for_full_errors_stays(monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.parametrize(
     ("arguments", "printed"),
     [
-        (["+platform=cpu"], "platform='cpu': exists already, and + only adds. Write platform=cpu"),
+        (["+platform=cpu"], "platform='cpu': hydra refuses it"),
         (["--config-dir", str(RECIPE), "--config-name", "config"], "$DATA=None: the environment variable DATA is not"),
         (["seamless.max_staleness=${no.such}"], "seamless.max_staleness=None: cannot be resolved"),
         (["seamless.max_staleness=${oc.env:NO_SUCH}"], "$NO_SUCH=None: the environment variable NO_SUCH is not"),
@@ -129,10 +126,7 @@ def test_the_whole_command_ends_with_code_2_and_leaves_nothing(
 ) -> None:
     done = run(tmp_path, *arguments, main=main)
     assert done.returncode == 2 and printed in done.stderr and done.stdout == ""
-    first, *others = done.stderr.splitlines()
-    # What hydra can compose without the wrong override is checked too, and names no data.
-    assert printed in first and bool(others) == printed.startswith(("platform", "seamless")), done.stderr
-    assert not others or any(line.startswith("data.train_files=") for line in others)
+    assert printed in done.stderr.splitlines()[0], done.stderr
     assert not list(tmp_path.iterdir())
 
 
@@ -212,13 +206,10 @@ def test_a_check_says_how_it_is_used(tmp_path: Path, asked: str) -> None:
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize(("name", "value"), [("PYTHONOPTIMIZE", "1"), ("HOME", "/dev/null")])
-def test_an_environment_in_which_a_run_fails_late_is_refused(tmp_path: Path, name: str, value: str) -> None:
-    # a cluster of this process may have set one of them
-    without_token = dict.fromkeys(TOKEN_VARIABLES, "")
-    refused = run(tmp_path, *TINY, *tiny_files(tmp_path), main="check", **without_token, **{name: value})
+def test_an_environment_in_which_a_run_computes_wrong_numbers_is_refused(tmp_path: Path) -> None:
+    refused = run(tmp_path, *TINY, *tiny_files(tmp_path), main="check", PYTHONOPTIMIZE="1")
     (line,) = refused.stderr.splitlines()
-    assert refused.returncode == 2 and line.startswith(f"{name}='{value}': "), refused.stderr
+    assert refused.returncode == 2 and line.startswith("PYTHONOPTIMIZE='1': "), refused.stderr
 
 
 def test_the_check_is_a_command_too(tmp_path: Path) -> None:

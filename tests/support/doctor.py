@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from seamless_verl.config.checks.hosts import VERIFIED_CPU
+from seamless_verl.config.versions import VERIFIED_CPU
 from seamless_verl.resources.visible_devices import InstalledDevice
 from seamless_verl.tools.doctor.gather import (
     ENTRY_POINTS,

@@ -13,8 +13,7 @@ from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
 from seamless_verl.config import register_search_path
-from seamless_verl.config.composing import HERE, config_error
-from seamless_verl.config.mistakes import find_mistakes, with_own_keys
+from seamless_verl.config.composing import HERE, config_error, for_hydra
 from seamless_verl.errors import ConfigError
 from seamless_verl.main_ppo import PLATFORM, check_overrides
 
@@ -22,12 +21,14 @@ NAME = "--config-name="
 
 
 def mistakes_of(arguments: Sequence[str]) -> list[ConfigError]:
-    """What `python -m seamless_verl.check` refuses, without its process: each choice of configs is composed once."""
-    return find_mistakes(
-        with_own_keys(arguments),
-        lambda parts: composed(tuple(parts)),
-        lambda config, overrides: check_overrides(config, overrides, anywhere=True),
-    )
+    """What `python -m seamless_verl.check` refuses, without its process: each command line is composed once."""
+    words = for_hydra(arguments)
+    try:
+        config = composed(tuple(words))
+        check_overrides(config, [word for word in words if not word.startswith("--")], anywhere=True)
+    except ConfigError as error:
+        return list(error.mistakes)
+    return []
 
 
 def composed(parts: tuple[str, ...]) -> DictConfig:

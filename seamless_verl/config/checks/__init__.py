@@ -1,4 +1,8 @@
-"""The checks of a whole config before a run: `preflight` refuses what cannot run, with all problems that were found."""
+"""The checks of a whole config before a run: `preflight` refuses what cannot run, with all problems that were found.
+
+A check exists if the mistake is silent, late (more than a minute into a run) or in settings of ours. What verl, vLLM,
+Megatron or hydra say at the start is theirs to say.
+"""
 
 from __future__ import annotations
 
@@ -8,197 +12,66 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from seamless_verl.config.checks.agent_names import check_agent_names, check_own_loops_run, check_tools_are_read
-from seamless_verl.config.checks.agents import check_default_loop, check_loops
-from seamless_verl.config.checks.batches import (
-    check_critic_batch,
-    check_critic_micro_batches,
-    check_lengths,
-    check_max_sequence,
-    check_micro_batches,
-    check_mini_batch,
-    check_reference_micro_batches,
-    check_train_batch,
-    check_truncation,
+from seamless_verl.config import joining
+from seamless_verl.config.checks import (
+    agent_names,
+    agents,
+    batches,
+    corrections,
+    devices,
+    estimators,
+    files,
+    gateway,
+    hosts,
+    keys,
+    model,
+    modes,
+    samplers,
+    unused,
+    values,
 )
-from seamless_verl.config.checks.command_fields import check_fields
-from seamless_verl.config.checks.corrections import (
-    check_bypass,
-    check_chosen_loss,
-    check_own_losses,
-    check_staleness,
-)
-from seamless_verl.config.checks.devices import (
-    check_cores,
-    check_cpu_rollout,
-    check_devices,
-    check_engine_dtype,
-    check_memory,
-    check_resources,
-    check_rollout_parallel,
-    check_trainer_parallel,
-)
-from seamless_verl.config.checks.engines import check_cpu_engine, check_cpu_kernels, check_engine
-from seamless_verl.config.checks.estimators import check_lone_samples, check_own_estimators, check_turns
-from seamless_verl.config.checks.files import check_data, check_folder, check_resume, check_reward_function, check_steps
-from seamless_verl.config.checks.gateway import (
-    check_gateway,
-    check_journal,
-    check_port,
-    check_public_address,
-    check_shards,
-    check_view,
-)
-from seamless_verl.config.checks.hosts import (
-    check_assertions,
-    check_home,
-    check_loggers,
-    check_names,
-    check_platform_name,
-    check_stack,
-    check_versions,
-)
-from seamless_verl.config.checks.keys import check_keys
-from seamless_verl.config.checks.lengths import check_cache, check_prompts
-from seamless_verl.config.checks.model import (
-    check_adapter,
-    check_bridge,
-    check_context_parallel,
-    check_critic_model,
-    check_head_size,
-    check_layers,
-    check_model,
-    check_model_division,
-)
-from seamless_verl.config.checks.modes import (
-    check_mode,
-    check_seamless,
-    check_standalone_pool,
-)
-from seamless_verl.config.checks.queue import check_queue_room
-from seamless_verl.config.checks.samplers import check_sampler
-from seamless_verl.config.checks.serve_options import check_engine_options, check_options, check_reasoning
-from seamless_verl.config.checks.tools import check_function_tools, check_tool_format, check_tools
-from seamless_verl.config.checks.unused import check_unused
-from seamless_verl.config.checks.values import (
-    check_choices,
-    check_flags,
-    check_logprobs_mode,
-    check_missing,
-    check_numbers,
-    check_temperature,
-)
-from seamless_verl.config.checks.visible import check_visible_devices
-from seamless_verl.config.joining import check_joined
 from seamless_verl.config.settings import Check, Problem, RefusedConfigError, Settings, named_by_variable
 
 __all__ = ["CHECKS", "Problem", "RefusedConfigError", "Settings", "find_problems", "preflight", "preflight_of_plan"]
 
 # In the order in which mistakes should be corrected: later ones often follow from earlier ones.
 CHECKS: tuple[Check, ...] = (
-    check_mode,
-    check_missing,
-    check_keys,
-    check_engine,
-    check_seamless,
-    check_unused,
-    check_chosen_loss,
-    check_own_losses,
-    check_lone_samples,
-    check_own_estimators,
-    check_turns,
-    check_sampler,
-    check_bypass,
-    check_staleness,
-    check_gateway,
-    check_port,
-    check_shards,
-    check_public_address,
-    check_journal,
-    check_view,
-    check_options,
-    check_reasoning,
-    check_engine_options,
-    check_logprobs_mode,
-    check_numbers,
-    check_temperature,
-    check_flags,
-    check_choices,
-    check_assertions,
-    check_home,
-    check_platform_name,
-    check_names,
-    check_loggers,
-    check_loops,
-    check_default_loop,
-    check_tools,
-    check_function_tools,
-    check_tool_format,
-    check_versions,
-    check_stack,
-    check_model,
-    check_adapter,
-    check_critic_model,
-    check_bridge,
-    check_layers,
-    check_context_parallel,
-    check_head_size,
-    check_data,
-    check_agent_names,
-    check_own_loops_run,
-    check_tools_are_read,
-    check_fields,
-    check_lengths,
-    check_max_sequence,
-    check_prompts,
-    check_truncation,
-    check_reward_function,
-    check_resume,
-    check_folder,
-    check_steps,
-    check_joined,
-    check_resources,
-    check_visible_devices,
-    check_devices,
-    check_cores,
-    check_standalone_pool,
-    check_trainer_parallel,
-    check_rollout_parallel,
-    check_model_division,
-    check_train_batch,
-    check_critic_batch,
-    check_mini_batch,
-    check_micro_batches,
-    check_reference_micro_batches,
-    check_critic_micro_batches,
-    check_queue_room,
-    check_engine_dtype,
-    check_cpu_engine,
-    check_cpu_kernels,
-    check_cpu_rollout,
-    check_memory,
-    check_cache,
+    *(modes.check_mode, values.check_missing, keys.check_keys, modes.check_seamless, unused.check_unused),
+    *(corrections.check_chosen_loss, corrections.check_own_losses, estimators.check_lone_samples),
+    *(estimators.check_own_estimators, estimators.check_turns, samplers.check_sampler, corrections.check_bypass),
+    *(corrections.check_staleness, gateway.check_gateway, gateway.check_options, gateway.check_port),
+    *(gateway.check_shards, gateway.check_public_address, gateway.check_journal, gateway.check_view),
+    *(values.check_logprobs_mode, values.check_temperature, hosts.check_assertions, hosts.check_names),
+    *(hosts.check_loggers, agents.check_loops, agents.check_default_loop, hosts.check_versions, hosts.check_stack),
+    *(model.check_model, model.check_adapter, model.check_critic_model, model.check_layers),
+    *(model.check_context_parallel, files.check_data, agent_names.check_agent_names),
+    *(agent_names.check_own_loops_run, batches.check_lengths),
+    *(batches.check_max_sequence, files.check_reward_function, files.check_resume),
+    *(files.check_folder, files.check_steps, joining.check_joined, devices.check_resources),
+    *(devices.check_visible_devices, devices.check_devices, devices.check_cores, modes.check_standalone_pool),
+    *(devices.check_trainer_parallel, devices.check_rollout_parallel, model.check_model_division),
+    *(batches.check_train_batch, batches.check_mini_batch, batches.check_queue_room),
+    *(devices.check_cpu_engines, devices.check_memory),
 )
 
 
 # Those that a plan depends on; the others concern the run alone, or the machine that starts it.
 OF_A_PLAN: tuple[Check, ...] = (
-    *(check_mode, check_seamless, check_resources, check_trainer_parallel, check_rollout_parallel),
-    *(check_model_division, check_memory),
+    *(modes.check_mode, modes.check_seamless, devices.check_resources, devices.check_trainer_parallel),
+    *(devices.check_rollout_parallel, model.check_model_division, devices.check_memory),
 )
 
 # Those that concern the machine that starts the run, with what each finds out. They are left out where a run for
 # machines with accelerators is checked without one.
 OF_THIS_MACHINE: Mapping[Check, str] = {
-    check_versions: "installed versions",
-    check_stack: "installed versions",
-    check_bridge: "Megatron-Bridge",
-    check_layers: "Transformer Engine",
-    check_loggers: "the loggers' packages",
-    check_port: "free ports",
-    check_journal: "the journal's file",
-    check_resume: "the checkpoint to resume from",
-    check_folder: "the checkpoint folder",
+    hosts.check_versions: "installed versions",
+    hosts.check_stack: "installed versions",
+    model.check_layers: "Transformer Engine",
+    hosts.check_loggers: "the loggers' packages",
+    gateway.check_port: "free ports",
+    gateway.check_journal: "the journal's file",
+    files.check_resume: "the checkpoint to resume from",
+    files.check_folder: "the checkpoint folder",
 }
 
 
@@ -237,7 +110,7 @@ def preflight_of_plan(settings: Settings, *, elsewhere: bool = False) -> list[st
     for a run is none of a plan's warnings; where the run is `elsewhere`, as in Host, it is not looked at.
     """
     stated = settings.seamless.device_memory_gb is not None or settings.seamless.host_memory_gb is not None
-    needed = [check for check in OF_A_PLAN if stated or check is not check_memory]
+    needed = [check for check in OF_A_PLAN if stated or check is not devices.check_memory]
     warnings_of(find_problems(replace(settings, unmade=True), needed))
     problems = find_problems(settings, [check for check in CHECKS if check not in OF_THIS_MACHINE])
     here = [] if elsewhere else find_problems(settings, tuple(OF_THIS_MACHINE))

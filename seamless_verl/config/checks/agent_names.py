@@ -14,10 +14,8 @@ from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 
-from seamless_verl.config.checks.agents import DEFAULT, LOOPS, SCHEMAS, known_loops, loops_of
-from seamless_verl.config.checks.files import FILE_KEYS
-from seamless_verl.config.checks.lengths import parquet_files
-from seamless_verl.config.checks.tools import FUNCTIONS, TOOLS
+from seamless_verl.config.checks.agents import DEFAULT, LOOPS, known_loops, loops_of
+from seamless_verl.config.checks.files import FILE_KEYS, parquet_files
 from seamless_verl.config.settings import Problem, Settings, check
 from seamless_verl.runtime.fields import nearest
 
@@ -64,20 +62,6 @@ def check_own_loops_run(settings: Settings) -> list[Problem]:
         way_out = f"Write {in_data}, or remove the column and set {DEFAULT}={own[0]}"
         problem = Problem(key, settings.get(key), reason, way_out, warning=True)
     return _of_data(settings, [problem])
-
-
-@check
-def check_tools_are_read(settings: Settings) -> list[Problem]:
-    """A warning for verl's tools where each prompt runs a loop that does not read them."""
-    given = [key for key in (TOOLS, FUNCTIONS) if settings.get(key)]
-    used = [_used(settings, key) for key in FILE_KEYS] if given else []
-    toolless = {SINGLE_TURN, *(str(loop.get("name")) for loop in loops_of(settings) if loop.get("_target_") in SCHEMAS)}
-    if known_loops(settings) is None or any(names is None or names - toolless for names in used):
-        return []
-    loops = ", ".join(sorted({str(name) for names in used for name in names or ()}))
-    reason = f"is read by {TOOL_AGENT}, and prompts run {loops}"
-    way_out = f"Set {DEFAULT}={TOOL_AGENT}, or write {TOOL_AGENT} into the data's column {COLUMN}, or leave it out"
-    return _of_data(settings, [Problem(key, settings.get(key), reason, way_out, warning=True) for key in given])
 
 
 def _of_data(settings: Settings, problems: list[Problem]) -> list[Problem]:

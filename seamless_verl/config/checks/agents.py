@@ -26,12 +26,12 @@ from seamless_verl.agents.settings import (
     read_settings,
 )
 from seamless_verl.config.checks.hosts import has_own_code
-from seamless_verl.config.checks.sources import check_call, check_dotted, check_name, find_module
 from seamless_verl.config.composing import verl_config_dir
 from seamless_verl.config.model import OUR_ENGINES
 from seamless_verl.config.paths import looking_at, read_yaml
 from seamless_verl.config.roles import brings_code
 from seamless_verl.config.settings import Problem, Settings, check
+from seamless_verl.config.sources import check_call, check_dotted, check_name, find_module
 from seamless_verl.errors import ConfigError
 from seamless_verl.runtime.fields import nearest
 

@@ -20,7 +20,6 @@ from seamless_verl.config.roles import (
     ROLLOUT_KEY,
     data_parallel_size,
     needs_critic,
-    needs_reference,
     sequence_parallel_size,
 )
 from seamless_verl.config.settings import Problem, Settings, check
@@ -44,7 +43,7 @@ def check_train_batch(settings: Settings) -> list[Problem]:
         return _exact_train_batch(key, train, mini, updates)
     unit = mini * updates
     if train % unit == 0:
-        return _generation_batch(settings, train)
+        return []
     parts = f"{MINI}={mini}" if updates == 1 else f"{MINI}={mini} x {key}={updates} = {unit}"
     way_out = f"Set {TRAIN}={_up(train, unit)}{_or_mini(train, mini, updates)}"
     return [Problem(TRAIN, train, f"is not a multiple of {parts}", way_out)]
@@ -70,40 +69,12 @@ def check_mini_batch(settings: Settings) -> list[Problem]:
     ]
 
 
-@check
-def check_critic_batch(settings: Settings) -> list[Problem]:
-    """The critic's mini-batches, when they differ from the actor's, divide a local update too."""
-    key = "critic.ppo_mini_batch_size"
-    if not needs_critic(settings) or settings.get(key) in (None, settings.integer(MINI)):
-        return []
-    train, mini = settings.integer(TRAIN), settings.integer(key)
-    unit = mini * settings.integer(sync_step_key(settings), 1)
-    if train % unit == 0:
-        return []
-    way_out = f"Set {key}={settings.integer(MINI)}, as the actor's"
-    return [Problem(key, mini, f"does not divide {TRAIN}={train}", way_out)]
-
-
 def _exact_train_batch(key: str, train: int, mini: int, updates: int) -> list[Problem]:
     if train == updates * mini:
         return []
     reason = f"separate_async needs {key}={updates} x {MINI}={mini} = {updates * mini}"
     instead = f", or {MINI}={train // updates}" if train % updates == 0 else ""
     return [Problem(TRAIN, train, reason, f"Set {TRAIN}={updates * mini}{instead}")]
-
-
-def _generation_batch(settings: Settings, train: int) -> list[Problem]:
-    key = "data.gen_batch_size"
-    # In every other mode, and in sync when it refills failed groups, verl fetches prompts one by one.
-    refills = settings.flag("algorithm.filter_groups.enable") or settings.flag(
-        "trainer.v1.sampler.sync_refill_failed_groups"
-    )
-    if settings.mode != "sync" or refills or settings.get(key) is None:
-        return []
-    fetch = settings.integer(key)
-    if train % fetch == 0:
-        return []
-    return [Problem(key, fetch, f"does not divide {TRAIN}={train}", f"Remove it, or set {key}={train}")]
 
 
 def _or_mini(train: int, mini: int, updates: int) -> str:
@@ -119,90 +90,10 @@ def _up(value: int, unit: int) -> int:
 
 
 ACTOR = "actor_rollout_ref.actor"
-ROLLOUT_MICRO = "actor_rollout_ref.rollout"
-REFERENCE = "actor_rollout_ref.ref"
-
-
-@check
-def check_micro_batches(settings: Settings) -> list[Problem]:
-    """A fixed micro-batch size is given once and divides the sequences of one rank."""
-    dynamic = settings.flag(f"{ACTOR}.use_dynamic_bsz")
-    problems = _same_choice(settings, dynamic)
-    if not dynamic:
-        mini = _rank_share(settings, settings.integer(MINI))
-        update = _rank_share(settings, _update_prompts(settings))
-        problems += _fixed(settings, ACTOR, "ppo_micro_batch_size", mini)
-        bypass = settings.flag("algorithm.rollout_correction.bypass_mode")
-        problems += _fixed(settings, ROLLOUT_MICRO, "log_prob_micro_batch_size", None if bypass else update)
-    return problems
-
-
-@check
-def check_reference_micro_batches(settings: Settings) -> list[Problem]:
-    """The same for the reference model, when there is one."""
-    if not needs_reference(settings) or settings.flag(f"{REFERENCE}.log_prob_use_dynamic_bsz"):
-        return []
-    update = _rank_share(settings, _update_prompts(settings))
-    return _fixed(settings, REFERENCE, "log_prob_micro_batch_size", update)
-
-
-@check
-def check_critic_micro_batches(settings: Settings) -> list[Problem]:
-    """The same for the critic, when there is one."""
-    if not needs_critic(settings) or settings.flag("critic.use_dynamic_bsz"):
-        return []
-    mini = _rank_share(settings, settings.integer("critic.ppo_mini_batch_size"))
-    return _fixed(settings, "critic", "ppo_micro_batch_size", mini)
-
-
-def _same_choice(settings: Settings, dynamic: bool) -> list[Problem]:
-    key = f"{ROLLOUT_MICRO}.log_prob_use_dynamic_bsz"
-    chosen = settings.flag(key, dynamic)
-    if chosen == dynamic:
-        return []
-    reason = f"differs from {ACTOR}.use_dynamic_bsz={dynamic}"
-    return [Problem(key, chosen, reason, f"Remove it, or set {key}={dynamic}")]
-
-
-def _fixed(settings: Settings, part: str, name: str, share: int | None) -> list[Problem]:
-    """`share` is how many sequences a rank divides into micro-batches; None when it does not, or not evenly."""
-    key, old = f"{part}.{name}_per_gpu", settings.get(f"{part}.{name}")
-    if settings.get(key) is None:
-        way_out = f"Set {key}=1 or more, or {ACTOR}.use_dynamic_bsz=True"
-        return [Problem(key, None, "must be given while use_dynamic_bsz is off", way_out)]
-    if old is not None:
-        return [Problem(f"{part}.{name}", old, f"is given together with {key}", f"Remove {part}.{name}")]
-    micro = settings.integer(key)
-    if share is None or share % micro == 0:
-        return []
-    reason = f"does not divide the {share} sequences of one data-parallel rank"
-    return [Problem(key, micro, reason, f"Set {key} to a divisor of {share}")]
-
-
-def _update_prompts(settings: Settings) -> int:
-    return settings.integer(TRAIN) // settings.integer(sync_step_key(settings), 1)
-
-
-def _rank_share(settings: Settings, prompts: int) -> int | None:
-    """Sequences of `prompts` prompts on one rank; None when they do not divide (reported elsewhere)."""
-    ranks = data_parallel_size(settings)
-    sequences = prompts * settings.integer(SAMPLES)
-    return sequences // ranks if ranks and sequences % ranks == 0 else None
 
 
 LONGEST = f"{ROLLOUT_KEY}.max_model_len"
 MAX_SEQUENCE = "seamless.tokens.max_sequence"
-
-
-@check
-def check_truncation(settings: Settings) -> list[Problem]:
-    """verl chooses how a long prompt is cut, whatever the setting (agent_loop.py `_cap_text_prompt_length`)."""
-    key, given = "data.truncation", settings.get("data.truncation", "error")
-    if given in ("error", "left"):  # verl's default, and what it always does
-        return []
-    reason = "is not read by verl 0.9.1, which cuts off the beginning of a prompt that is too long"
-    way_out = "Leave it out; data.filter_overlong_prompts=True leaves such prompts out"
-    return [Problem(key, given, reason, way_out, warning=True)]
 
 
 @check
@@ -284,3 +175,27 @@ def _length(settings: Settings, what: str) -> tuple[str, int]:
     if settings.get(own) is None or settings.get(own) == settings.get(key):
         return key, settings.integer(key)
     return own, settings.integer(own)
+
+
+BACKEND = "transfer_queue.backend"
+SIZE = f"{BACKEND}.SimpleStorage.total_storage_size"
+
+
+@check
+def check_queue_room(settings: Settings) -> list[Problem]:
+    """A warning where the rows that the staleness bound permits do not fit.
+
+    They are those of the step that is trained, of `max_staleness` steps more, and of the step before until it is
+    reported, when the next prompts may have been submitted. An agent whose conversation forks has several rows a
+    sample, and a validation has its own.
+    """
+    size = settings.get(SIZE)
+    if settings.mode != "seamless" or size is None or settings.text(f"{BACKEND}.storage_backend") != "SimpleStorage":
+        return []
+    steps = settings.seamless.staleness_bound + 2
+    step_rows = settings.integer(TRAIN) * (1 + settings.integer(SAMPLES))
+    if (rows := steps * step_rows + settings.integer(TRAIN)) <= settings.integer(SIZE):
+        return []
+    each = f"{TRAIN} x (1 + {SAMPLES}) each"
+    reason = f"{steps} steps and the next prompts may have {rows} rows, {each}, and a full queue ends the run"
+    return [Problem(SIZE, size, reason, f"Set {SIZE}=null, or {2 * rows}", warning=True)]

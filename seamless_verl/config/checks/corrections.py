@@ -7,15 +7,12 @@ legacy trainer, `trainer.use_v1=False`, hands the rest to its loss.
 
 from __future__ import annotations
 
-from seamless_verl.algorithms import LOSSES
 from seamless_verl.config.schema import CORRECTED_STALENESS, HARMLESS_STALENESS
 from seamless_verl.config.settings import Problem, Settings, check
+from seamless_verl.config.verl_keys import LOSS_MODE, OWN_LOSSES
 
 CORRECTION = "algorithm.rollout_correction"
 POLICY_LOSS = "actor_rollout_ref.actor.policy_loss"
-LOSS_MODE = f"{POLICY_LOSS}.loss_mode"
-OWN_LOSSES = tuple(LOSSES)
-"""Policy losses of this package; they need the versions of tokens, which our trainer gives."""
 CORRECTING_LOSSES = ("dppo_tv", "dppo_kl", "cispo", *OWN_LOSSES)
 """Policy losses that train a token by how far the policy is from the one that generated it, without PPO's clip."""
 IGNORED_BY_BYPASS = {"rollout_is": None, "rollout_rs": None, "loss_type": "ppo_clip"}

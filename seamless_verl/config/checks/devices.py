@@ -9,7 +9,8 @@ Sources: megatron/core/parallel_state.py `initialize_model_parallel`, verl/worke
 
 from __future__ import annotations
 
-from seamless_verl.config.checks.visible import available_devices, of_list
+import os
+
 from seamless_verl.config.roles import (
     MEGATRON,
     ROLLOUT_KEY,
@@ -21,6 +22,7 @@ from seamless_verl.config.roles import (
     joins_cluster,
     replica_world,
     standalone_devices,
+    starts_cluster,
     trainer_world,
     uses_megatron,
 )
@@ -29,8 +31,14 @@ from seamless_verl.resources.memory_fit import MemoryProblem, memory_problems
 from seamless_verl.resources.placement import verl_fields
 from seamless_verl.resources.tags import KEY, ROLLOUT, TRAIN, Layout, Resources
 from seamless_verl.resources.tags import KEY as RESOURCES
-
-MEGATRON_DTYPES = ("bfloat16", "float16")
+from seamless_verl.resources.visible_devices import (
+    ORDER,
+    PCI,
+    VARIABLE,
+    installed_devices,
+    order_problem,
+    visible_devices,
+)
 
 
 def pools(settings: Settings) -> dict[str, int]:
@@ -75,29 +83,16 @@ def check_cores(settings: Settings) -> list[Problem]:
 
 
 @check
-def check_engine_dtype(settings: Settings) -> list[Problem]:
-    """verl's Megatron engine trains in half precision only (verl/workers/config/engine.py)."""
-    key = f"{MEGATRON}.dtype"
-    if not uses_megatron(settings) or settings.get(key, "bfloat16") in MEGATRON_DTYPES:
-        return []
-    reason = f"verl's Megatron engine takes only {' and '.join(MEGATRON_DTYPES)}"
-    return [Problem(key, settings.get(key), reason, f"Set {key}=bfloat16")]
-
-
-@check
-def check_cpu_rollout(settings: Settings) -> list[Problem]:
-    """The CPU platform generates with vLLM and moves weights over gloo."""
+def check_cpu_engines(settings: Settings) -> list[Problem]:
+    """The CPU platform trains with Megatron, generates with vLLM and moves weights over gloo."""
     if settings.host.accelerator:
         return []
-    problems, name = [], settings.text(f"{ROLLOUT_KEY}.name")
-    if name != "vllm":
-        way_out = f"Set {ROLLOUT_KEY}.name=vllm"
-        problems.append(Problem(f"{ROLLOUT_KEY}.name", name, "does not run on the CPU platform", way_out))
-    key = f"{ROLLOUT_KEY}.checkpoint_engine.backend"
-    backend = settings.get(key, "naive")
-    if backend == "nccl":
-        problems.append(Problem(key, backend, "needs an accelerator", f"Set {key}=gloo"))
-    return problems
+    backend = f"{ROLLOUT_KEY}.checkpoint_engine.backend"
+    found = {f"{ROLLOUT_KEY}.name": "vllm", STRATEGY: "megatron"}
+    wrong = {key: other for key, other in found.items() if settings.text(key) != other}
+    wrong |= {backend: "gloo"} if settings.get(backend) == "nccl" else {}
+    reason = "does not run on the CPU platform"
+    return [Problem(key, settings.get(key), reason, f"Set {key}={other}") for key, other in wrong.items()]
 
 
 def _pool(settings: Settings, node: str) -> int:
@@ -120,7 +115,7 @@ def _fewer(settings: Settings, largest: str) -> str:
     return f"{keys}, or share cores: seamless.cpu.devices=<number>"
 
 
-STALENESS = "seamless.max_staleness"
+STALENESS, STRATEGY = "seamless.max_staleness", "actor_rollout_ref.actor.strategy"
 
 
 @check
@@ -218,7 +213,7 @@ def check_trainer_parallel(settings: Settings) -> list[Problem]:
         return []
     world, sizes = trainer_world(settings), MegatronSizes.read(settings)
     if by_tags(settings):
-        return _virtual_pipeline(settings, sizes)  # the plan checks the sizes, group by group
+        return []  # the plan checks the sizes, group by group
     problems = []
     if world % sizes.model:
         key = f"{MEGATRON}.{_largest(sizes)}"
@@ -235,7 +230,7 @@ def check_trainer_parallel(settings: Settings) -> list[Problem]:
             f"does not divide the trainer's {world} devices"
         )
         problems.append(Problem(key, sizes.expert, reason, _world_way_out(sizes.experts)))
-    return [*problems, *_virtual_pipeline(settings, sizes)]
+    return problems
 
 
 @check
@@ -251,8 +246,7 @@ def check_rollout_parallel(settings: Settings) -> list[Problem]:
         pools = {}
     replica = replica_world(settings)
     uneven = {text.format(size): size for text, size in pools.items() if size % replica}
-    problems = [_uneven_pool(settings, replica, text, size) for text, size in uneven.items()]
-    return problems + _no_pipeline(settings)
+    return [_uneven_pool(settings, replica, text, size) for text, size in uneven.items()]
 
 
 def _uneven_pool(settings: Settings, replica: int, text: str, size: int) -> Problem:
@@ -271,19 +265,30 @@ def _world_way_out(unit: int) -> str:
     return f"Lower it, or make trainer.nnodes x trainer.n_gpus_per_node a multiple of {unit}"
 
 
-def _virtual_pipeline(settings: Settings, sizes: MegatronSizes) -> list[Problem]:
-    key = f"{MEGATRON}.virtual_pipeline_model_parallel_size"
-    virtual = settings.get(key)
-    if virtual is None or sizes.pipeline > 1:
+@check
+def check_visible_devices(settings: Settings) -> list[Problem]:
+    """CUDA_VISIBLE_DEVICES names whole devices of this machine, and each of them by itself."""
+    installed = installed_devices()
+    if not settings.host.accelerator or joins_cluster(settings) or not installed:
         return []
-    way_out = f"Remove it, or set {MEGATRON}.pipeline_model_parallel_size=2 or more"
-    return [Problem(key, virtual, "needs more than one pipeline stage", way_out)]
+    value, order = os.environ.get(VARIABLE), os.environ.get(ORDER)
+    visible_devices(installed, value)
+    reason = order_problem(installed, value, order)
+    return [] if reason is None else [Problem(ORDER, order, reason, f"Set {ORDER}={PCI}", warning=True)]
 
 
-def _no_pipeline(settings: Settings) -> list[Problem]:
-    key = f"{ROLLOUT_KEY}.pipeline_model_parallel_size"
-    pipeline = settings.integer(key, 1)
-    if pipeline == 1:
-        return []
-    way_out = f"Set {key}=1 and use {ROLLOUT_KEY}.tensor_model_parallel_size"
-    return [Problem(key, pipeline, "verl's rollout has no pipeline parallelism", way_out)]
+def available_devices(settings: Settings) -> int | None:
+    """All devices that there are, None where only a running cluster, or an autoscaling one, knows."""
+    if joins_cluster(settings):
+        return None
+    alone = starts_cluster(settings) and settings.get("ray_kwargs.ray_init.num_gpus") is None
+    if settings.host.devices is not None or not settings.host.accelerator or not alone:
+        return settings.host.devices
+    installed = installed_devices()
+    return len(visible_devices(installed, os.environ.get(VARIABLE))) if installed else None
+
+
+def of_list(settings: Settings) -> str:
+    """The list by which devices are left out, for a message; empty where there is none."""
+    value = os.environ.get(VARIABLE) if settings.host.accelerator else None
+    return "" if value is None else f" in {VARIABLE}={value}"

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from seamless_verl.algorithms import ESTIMATORS, OF_TURNS
 from seamless_verl.config.settings import Problem, Settings, check
+from seamless_verl.algorithms import OF_TURNS
+from seamless_verl.config.verl_keys import ESTIMATOR, OWN_ESTIMATORS
 
-ESTIMATOR = "algorithm.adv_estimator"
 SESSIONS = "actor_rollout_ref.rollout.n"
 GATEWAY = "seamless.gateway.enabled"
 MEDIAN = "mc_grpo"
-OWN_ESTIMATORS = tuple(ESTIMATORS)
-"""They compare the sessions of a group, which our trainer tells apart."""
 PAIRS = "grpo_passk"  # verl's, which raises ValueError for a group of one
 WITHIN_GROUPS = ("grpo", "grpo_vectorized", "rloo", "rloo_vectorized", "opo", "gpg")
 """verl's estimators whose baseline is a group's own rewards. In a group of one it is 0, or the sample has no advantage

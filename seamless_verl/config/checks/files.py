@@ -12,24 +12,28 @@ verl/experimental/reward_loop/reward_loop.py `migrate_legacy_reward_impl`, verl/
 from __future__ import annotations
 
 import os
-import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from seamless_verl.config.checks.batches import TRAIN
-from seamless_verl.config.checks.modes import VERL_MODES
-from seamless_verl.config.checks.sources import check_dotted, check_name
-from seamless_verl.config.model import model_config
-from seamless_verl.config.paths import existing_folder, lock_error, looking_at, write_error
-from seamless_verl.config.roles import brings_code, joins_cluster, trains_adapter
+from seamless_verl.config.paths import (
+    IN_USE,
+    USE_ANOTHER,
+    existing_folder,
+    lock_error,
+    looking_at,
+    without_lock,
+    write_error,
+    writes_checkpoints,
+)
+from seamless_verl.config.roles import brings_code, joins_cluster
 from seamless_verl.config.settings import AbsentError, Problem, Settings, check
-from seamless_verl.config.verl_keys import ENGINE, RESERVED_COLUMNS
+from seamless_verl.config.sources import check_dotted, check_name
+from seamless_verl.config.verl_keys import FOLDER, RESERVED_COLUMNS
 from seamless_verl.errors import ConfigError
-from seamless_verl.resources.memory_fit import gigabytes
-from seamless_verl.resources.model_facts import ModelFacts
 from seamless_verl.runtime.checkpoint_marker import saved_steps, step_folder, tracked_step
 from seamless_verl.runtime.fields import nearest
-from seamless_verl.runtime.locks import is_locked, lock_file
+from seamless_verl.runtime.locks import is_locked
 
 FILE_KEYS = ("data.train_files", "data.val_files")
 SUFFIXES = (".parquet", ".json", ".jsonl")
@@ -205,15 +209,8 @@ def _in_file(settings: Settings, node: str, path: str, name: str) -> None:
 MODE, PATH = "trainer.resume_mode", "trainer.resume_from_path"
 STEPS, EPOCHS = "trainer.total_training_steps", "trainer.total_epochs"
 MODES = ("auto", "disable", "resume_path")
-FOLDER = "trainer.default_local_dir"
 PREFIX = "global_step_"
-IN_USE = "another run writes there now"
-ENGINES = {"fsdp": "FSDP", "fsdp2": "FSDP", "megatron": "Megatron"}  # of a strategy, as checkpoints tell them apart
-NAMES = {"FSDP": "dp", "Megatron": "megatron"}
-LOADED = ("model", "optimizer", "extra")
-SAVED_BYTES = {"model": 2, "hf_model": 2, "optimizer": 12}  # of a parameter: bf16; in fp32 its value and two moments
 ELSEWHERE = f"{FOLDER} to another folder, or {MODE}=disable"
-USE_ANOTHER = f"Wait for it or stop it, or set {FOLDER} to another folder"
 
 
 @check
@@ -249,33 +246,7 @@ def check_folder(settings: Settings) -> list[Problem]:
         return [Problem(FOLDER, value, IN_USE, USE_ANOTHER)]
     if writes_checkpoints(settings.mode, settings.get("trainer.save_freq")) and (why := lock_error(path)) is not None:
         return [Problem.of(without_lock(value, why))]
-    return _room(settings, value, parent)
-
-
-def _room(settings: Settings, folder: str, place: Path) -> list[Problem]:
-    """A warning where the disk has less room than one checkpoint takes, as far as the model's parameters show that."""
-    if settings.integer("trainer.save_freq", -1, least=-1) <= 0 or trains_adapter(settings):
-        return []
-    config = model_config(settings, "actor_rollout_ref.model")
-    facts = None if config is None else ModelFacts.read(config)
-    contents = settings.get("actor_rollout_ref.actor.checkpoint.save_contents", LOADED)
-    needed = 0 if facts is None else facts.parameters * sum(SAVED_BYTES.get(name, 0) for name in contents)
-    free = shutil.disk_usage(place).free
-    if free >= needed:
-        return []
-    reason = f"has {gigabytes(free)} free, and the actor's part of a checkpoint takes about {gigabytes(needed)}"
-    return [Problem(FOLDER, folder, reason, f"Free the disk, or set {FOLDER} to a folder on another", warning=True)]
-
-
-def writes_checkpoints(mode: str, save_freq: object) -> bool:
-    """Whether a run is a writer of its folder: our trainer always is, verl's modes are where they save."""
-    return mode not in VERL_MODES or (isinstance(save_freq, int) and save_freq > 0)
-
-
-def without_lock(folder: str, why: str) -> ConfigError:
-    """The error of a checkpoint folder whose lock cannot be made beside it, as beside a volume that is mounted."""
-    reason = f"its lock {lock_file(Path(folder))} cannot be made: {why}"
-    return ConfigError(FOLDER, folder, reason, f"Set {FOLDER}={folder.rstrip('/')}/run, whose lock is in that folder")
+    return []
 
 
 @check
@@ -298,8 +269,7 @@ def _in_use(folder: Path) -> bool:
 
 
 def _newest(settings: Settings) -> list[Problem]:
-    """Of the checkpoint that verl resumes from by itself: another engine's cannot be loaded, and one of the last step
-    leaves nothing to train."""
+    """Of the checkpoint that verl resumes from by itself: it is whole and finite, and leaves something to train."""
     folder = settings.get(FOLDER)
     if not isinstance(folder, str) or "://" in folder or joins_cluster(settings):  # it may be on another machine
         return []
@@ -309,12 +279,6 @@ def _newest(settings: Settings) -> list[Problem]:
     with looking_at(FOLDER, folder, newest.name):
         if not (newest / "actor").is_dir():
             return [_without_actor(folder, newest)]
-        engine = _engine_of(newest / "actor")
-    strategy = settings.text("actor_rollout_ref.actor.strategy", "")
-    loads = settings.get("actor_rollout_ref.actor.checkpoint.load_contents", LOADED)
-    if engine is not None and strategy in ENGINES and ENGINES[strategy] != engine and set(LOADED) & set(loads):
-        reason = f"its newest checkpoint {newest.name} is {engine}'s, which the run's engine {strategy} cannot load"
-        found.append(Problem(FOLDER, folder, reason, f"Set {ELSEWHERE}, or {ENGINE}={NAMES[engine]}"))
     last = settings.get(STEPS)
     if isinstance(last, int) and step >= last and not settings.flag("trainer.val_only"):
         reason = f"leaves nothing to train after {newest}, from which the run would resume"
@@ -342,32 +306,26 @@ def _tracked(folder: Path) -> int | None:
         return None
 
 
-def _engine_of(actor: Path) -> str | None:
-    """Whose checkpoint it is, by its files; None where they do not show it."""
-    if any(actor.glob("model_world_size_*_rank_*.pt")):
-        return "FSDP"
-    return "Megatron" if any((actor / name / "dist_ckpt").is_dir() for name in LOADED) else None
-
-
 def _checkpoint(path: str) -> None:
     """ConfigError when it is no checkpoint; verl reads the step after the last `global_step_`."""
     folder = path.rstrip("/")
     _, found, step = folder.rpartition(PREFIX)
     if not found or not step.isdigit():
         way_out = f"Set {PATH} to a checkpoint's own folder, .../{PREFIX}<step>"
-        raise ConfigError(PATH, path, f"does not end in {PREFIX}<step>", _instead(folder) or way_out)
+        raise ConfigError(PATH, path, f"does not end in {PREFIX}<step>", way_out)
     if not os.path.isdir(folder):
-        raise ConfigError(PATH, path, "there is no such folder", _instead(os.path.dirname(folder)) or _way_out())
+        raise ConfigError(PATH, path, "there is no such folder", _way_out())
     if not os.path.isdir(os.path.join(folder, "actor")):
         raise ConfigError(PATH, path, "is no checkpoint: it has no folder actor", _way_out())
 
 
-def _instead(folder: str) -> str | None:
-    """A way out that names the newest checkpoint in a folder; None when it has none."""
-    names = os.listdir(folder) if os.path.isdir(folder) else []
-    steps = [int(name.removeprefix(PREFIX)) for name in names if name.removeprefix(PREFIX).isdigit()]
-    return f"The newest there is {PATH}={os.path.join(folder, f'{PREFIX}{max(steps)}')}" if steps else None
-
-
 def _way_out() -> str:
     return f"Set {PATH} to a folder that a run saved, or {MODE}=auto to continue from trainer.default_local_dir"
+
+
+def parquet_files(settings: Settings, key: str) -> list[str]:
+    """Those data files that are parquet on this machine."""
+    value = settings.get(key)
+    paths = value if isinstance(value, list) else [value]
+    local = [os.path.expanduser(path) for path in paths if isinstance(path, str) and path.endswith(".parquet")]
+    return [path for path in local if os.path.isfile(path)]  # others are reported by check_data

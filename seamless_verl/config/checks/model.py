@@ -9,17 +9,14 @@ megatron/core/transformer/transformer_config.py `__post_init__`, vllm/v1/attenti
 from __future__ import annotations
 
 from collections.abc import Mapping
-from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from typing import Any
 
 from seamless_verl.config.checks.devices import check_rollout_parallel, check_trainer_parallel
-from seamless_verl.config.checks.hosts import DERIVED_HEAD_DIM, MBRIDGE_MODEL_TYPES, VLLM_CPU_HEAD_SIZES
 from seamless_verl.config.model import MODEL, OUR_ENGINES, PATH, WITHOUT_TE, locate, model_config, text_config
 from seamless_verl.config.roles import (
     MEGATRON,
     ROLLOUT_KEY,
-    MegatronSizes,
     brings_code,
     joins_cluster,
     needs_critic,
@@ -30,28 +27,14 @@ from seamless_verl.config.settings import Problem, Settings, check
 from seamless_verl.errors import ConfigError
 
 
-def head_dim(config: Mapping[str, Any]) -> int | None:
-    """Size of one attention head; None when the config leaves it to a default, or has latent attention."""
-    text = text_config(config)
-    if text.get("kv_lora_rank"):
-        return None
-    if text.get("head_dim"):
-        return int(text["head_dim"])
-    heads, hidden = text.get("num_attention_heads"), text.get("hidden_size")
-    derived = text.get("model_type", config.get("model_type")) in DERIVED_HEAD_DIM
-    return hidden // heads if derived and heads and hidden else None
-
-
 @check
 def check_model(settings: Settings) -> list[Problem]:
-    """The actor's model and tokenizer exist, with one architecture that Megatron can load."""
+    """The actor's model and tokenizer exist, and its config can be read."""
     locate(PATH, settings.text(PATH))
     if settings.get(f"{MODEL}.tokenizer_path") is not None:
         locate(f"{MODEL}.tokenizer_path", settings.text(f"{MODEL}.tokenizer_path"))
-    config = model_config(settings, MODEL)
-    if config is None:
-        return []
-    return [*_one_architecture(settings, config), *_megatron_loads(settings, config)]
+    model_config(settings, MODEL)
+    return []
 
 
 @check
@@ -64,19 +47,6 @@ def check_critic_model(settings: Settings) -> list[Problem]:
     except ConfigError as error:
         way_out = f"{error.way_out}, or train without a critic: algorithm.adv_estimator=grpo"
         raise type(error)(error.key, error.value, error.reason, way_out) from error
-    return []
-
-
-@check
-def check_bridge(settings: Settings) -> list[Problem]:
-    """The chosen weight bridge is installed."""
-    key = f"{MEGATRON}.vanilla_mbridge"
-    if not uses_megatron(settings) or settings.flag(key):
-        return []
-    try:
-        version("megatron-bridge")
-    except PackageNotFoundError:
-        return [Problem(key, False, "Megatron-Bridge is not installed", f"Set {key}=True to use mbridge")]
     return []
 
 
@@ -103,20 +73,6 @@ def check_context_parallel(settings: Settings) -> list[Problem]:
 
 
 @check
-def check_head_size(settings: Settings) -> list[Problem]:
-    """vLLM's CPU attention has kernels for some head sizes only."""
-    if settings.host.accelerator or settings.text(f"{ROLLOUT_KEY}.name") != "vllm":
-        return []
-    config = model_config(settings, MODEL)
-    size = None if config is None else head_dim(config)
-    if size is None or size in VLLM_CPU_HEAD_SIZES:
-        return []
-    sizes = ", ".join(map(str, VLLM_CPU_HEAD_SIZES))
-    reason = f"its head size (head_dim) is {size}, for which vLLM has no CPU attention"
-    return [Problem(PATH, settings.get(PATH), reason, f"Use a model with a head size among {sizes}")]
-
-
-@check
 def check_model_division(settings: Settings) -> list[Problem]:
     """Heads, layers and experts divide among the ranks that share them; nothing on a size that its devices refuse."""
     config = model_config(settings, MODEL)
@@ -128,7 +84,7 @@ def check_model_division(settings: Settings) -> list[Problem]:
     if uses_megatron(settings):
         counts += _megatron_divisions(settings, text)
     refused = {problem.key for problem in (*check_rollout_parallel(settings), *check_trainer_parallel(settings))}
-    problems = [*(_uneven(settings, *count) for count in counts), *_query_groups(settings, text)]
+    problems = [_uneven(settings, *count) for count in counts]
     return [problem for problem in problems if problem is not None and problem.key not in refused]
 
 
@@ -138,24 +94,6 @@ def _uneven(settings: Settings, key: str, count: Any, what: str) -> Problem | No
         return None
     reason = f"does not divide the model's {count} {what}"
     return Problem(key, size, reason, f"Set {key} to a divisor of {count}")
-
-
-def _one_architecture(settings: Settings, config: Mapping[str, Any]) -> list[Problem]:
-    names = config.get("architectures")
-    if isinstance(names, list) and len(names) == 1:
-        return []
-    reason = f"config.json must name one architecture and names {names}"
-    return [Problem(PATH, settings.get(PATH), reason, "Correct `architectures` in its config.json")]
-
-
-def _megatron_loads(settings: Settings, config: Mapping[str, Any]) -> list[Problem]:
-    kind = config.get("model_type")
-    mbridge = uses_megatron(settings) and settings.flag(f"{MEGATRON}.vanilla_mbridge")
-    if not mbridge or kind in MBRIDGE_MODEL_TYPES:
-        return []
-    architecture = ", ".join(config.get("architectures") or ["unknown"])
-    reason = f"Megatron cannot load it: mbridge has no bridge for model_type {kind!r} ({architecture})"
-    return [Problem(PATH, settings.get(PATH), reason, f"Use one of: {', '.join(MBRIDGE_MODEL_TYPES)}")]
 
 
 def _megatron_divisions(settings: Settings, text: Mapping[str, Any]) -> list[tuple[str, Any, str]]:
@@ -174,17 +112,6 @@ def _megatron_divisions(settings: Settings, text: Mapping[str, Any]) -> list[tup
 def _experts(text: Mapping[str, Any]) -> Any:
     names = ("num_experts", "num_local_experts", "n_routed_experts")
     return next((text[name] for name in names if text.get(name)), None)
-
-
-def _query_groups(settings: Settings, text: Mapping[str, Any]) -> list[Problem]:
-    groups = text.get("num_key_value_heads")
-    if not uses_megatron(settings) or not isinstance(groups, int):
-        return []
-    key, tensor = f"{MEGATRON}.tensor_model_parallel_size", MegatronSizes.read(settings).tensor
-    if groups % tensor == 0 or tensor % groups == 0:
-        return []
-    reason = f"is neither a divisor nor a multiple of the model's {groups} key-value heads"
-    return [Problem(key, tensor, reason, f"Set {key} to a divisor of {groups}")]
 
 
 @check

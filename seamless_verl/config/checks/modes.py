@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from seamless_verl.config.checks.estimators import OWN_ESTIMATORS
 from seamless_verl.config.roles import (
     by_tags,
     has_hybrid_rollout,
@@ -14,13 +13,11 @@ from seamless_verl.config.roles import (
     seamless_layout,
 )
 from seamless_verl.config.settings import MISSING, Problem, Settings, check
-from seamless_verl.config.verl_keys import DEFAULT_ENGINE, engine_config, items_of
+from seamless_verl.config.verl_keys import DEFAULT_ENGINE, MODE_KEY, OWN_ESTIMATORS, VERL_MODES, engine_config, items_of
 from seamless_verl.resources.tags import Layout
 from seamless_verl.runtime.fields import nearest
 
-VERL_MODES = ("sync", "colocate_async", "separate_async")
 MODES = (*VERL_MODES, "seamless")
-MODE_KEY = "trainer.v1.trainer_mode"
 ROLLOUT = "actor_rollout_ref.rollout"
 NO_REPLAY = "disabled"
 REPLAYED = "skip.rollout_tq.enable"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from seamless_verl.algorithms.samplers import BaseSampler, sampler_named
-from seamless_verl.config.checks.estimators import ESTIMATOR, MEDIAN, SESSIONS
+from seamless_verl.config.checks.estimators import MEDIAN, SESSIONS
 from seamless_verl.config.planning import replica_sizes
 from seamless_verl.config.roles import (
     by_tags,
@@ -12,6 +12,7 @@ from seamless_verl.config.roles import (
     has_standalone_rollout,
 )
 from seamless_verl.config.settings import Problem, Settings, check
+from seamless_verl.config.verl_keys import ESTIMATOR
 
 SAMPLER = "seamless.sampler"
 BY_STD = "algorithm.norm_adv_by_std_in_grpo"

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from seamless_verl.config import engine_kwargs
-from seamless_verl.config.checks.modes import ROLLOUT, VERL_MODES
+from seamless_verl.config.checks.modes import ROLLOUT
 from seamless_verl.config.roles import has_reward_model, has_teacher, needs_critic
 from seamless_verl.config.settings import MISSING, Problem, Settings, check
-from seamless_verl.errors import ConfigError
+from seamless_verl.config.verl_keys import VERL_MODES
 
 SUGGESTED = {"actor_rollout_ref.rollout.name": "vllm", "reward.reward_model.rollout.name": "vllm"}
 
@@ -46,63 +46,6 @@ def _missing(node: object, prefix: str) -> Iterator[str]:
         yield prefix
 
 
-WHOLE_NUMBERS = {
-    f"{ROLLOUT}.max_num_seqs": 1,
-    f"{ROLLOUT}.n": 1,
-    "data.seed": -(2**63),
-}
-"""Keys of whole numbers, with the least allowed value."""
-REAL_NUMBERS = (
-    *(f"{part}.optim.{name}" for part in ("actor_rollout_ref.actor", "critic") for name in ("lr", "weight_decay")),
-    *(f"actor_rollout_ref.actor.{name}" for name in ("clip_ratio", "entropy_coeff", "kl_loss_coef")),
-    f"{ROLLOUT}.temperature",
-    *("algorithm.gamma", "algorithm.lam"),
-)
-"""Keys of numbers; verl would compare a text with numbers and fail."""
-FLAGS = ("data.shuffle", "trainer.val_before_train", "trainer.val_only")
-FREQUENCIES = ("save_freq", "test_freq")  # of `trainer`, whole numbers; -1 is never
-SHARES = {
-    f"{ROLLOUT}.gpu_memory_utilization": 0.5,
-    f"{ROLLOUT}.top_p": 1.0,
-    f"{ROLLOUT}.val_kwargs.top_p": 1.0,
-}
-"""Keys of numbers above 0 and at most 1, with an example of each."""
-
-
-@check
-def check_numbers(settings: Settings) -> list[Problem]:
-    """Each of these keys is a number within its bounds."""
-    given = {key: least for key, least in WHOLE_NUMBERS.items() if settings.get(key) is not None}
-    given |= {f"trainer.{name}": -1 for name in FREQUENCIES if name in settings.get("trainer", {})}
-    problems = [problem for key, least in given.items() if (problem := _whole(settings, key, least)) is not None]
-    reals = ((key, settings.get(key)) for key in REAL_NUMBERS)
-    problems += [
-        Problem(key, value, "is no number", f"Set {key} to a number") for key, value in reals if not _real(value)
-    ]
-    return [*problems, *_no_shares(settings)]
-
-
-def _no_shares(settings: Settings) -> list[Problem]:
-    """Of the keys of shares those whose value is none."""
-    given = [(key, settings.get(key), example) for key, example in SHARES.items()]
-    return [
-        Problem(key, value, "must be a number above 0, at most 1", f"Set {key}={example}")
-        for key, value, example in given
-        if value is not None and not (_real(value) and 0 < value <= 1)
-    ]
-
-
-@check
-def check_flags(settings: Settings) -> list[Problem]:
-    """Each of these keys is true or false."""
-    given = [(key, settings.get(key)) for key in FLAGS]
-    return [
-        Problem(key, value, "is neither true nor false", f"Set {key}=true or {key}=false")
-        for key, value in given
-        if value is not None and not isinstance(value, bool)
-    ]
-
-
 @check
 def check_temperature(settings: Settings) -> list[Problem]:
     """Training divides logits by the temperature, and verl samples validations with one above 0, where it samples."""
@@ -113,40 +56,8 @@ def check_temperature(settings: Settings) -> list[Problem]:
     return [
         Problem(key, value, "must be above 0", f"Set {key}=1.0")
         for key, value in given
-        if value is not None and _real(value) and not value > 0
+        if isinstance(value, int | float) and not value > 0
     ]
-
-
-LOSS_AGGREGATIONS = (
-    *("token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"),
-)
-"""verl's: verl/workers/config/actor.py `ActorConfig.__post_init__`."""
-ENGINE_DTYPES = ("auto", "half", "float16", "bfloat16", "float", "float32")
-"""vLLM's: vllm/config/model.py `ModelDType`."""
-CHOICES = {"actor_rollout_ref.actor.loss_agg_mode": LOSS_AGGREGATIONS, f"{ROLLOUT}.dtype": ENGINE_DTYPES}
-
-
-@check
-def check_choices(settings: Settings) -> list[Problem]:
-    """Each of these keys has one of the values that verl or vLLM knows."""
-    given = [(key, settings.get(key), choices) for key, choices in CHOICES.items()]
-    return [
-        Problem(key, value, "is not known", f"Set it to one of {', '.join(choices)}")
-        for key, value, choices in given
-        if value is not None and value not in choices
-    ]
-
-
-def _real(value: object) -> bool:
-    return value is None or (isinstance(value, int | float) and not isinstance(value, bool))
-
-
-def _whole(settings: Settings, key: str, least: int) -> Problem | None:
-    try:
-        settings.integer(key, least=least)
-    except ConfigError as error:
-        return Problem.of(error)
-    return None
 
 
 LOGPROBS_MODES = ("processed_logprobs", "raw_logprobs")

@@ -23,9 +23,9 @@ from pathlib import Path
 
 import psutil
 
-from seamless_verl.config.checks.hosts import VERIFIED_CPU, VERIFIED_CUDA, Verified, installed
 from seamless_verl.config.paths import existing_folder, looking_at, write_error
 from seamless_verl.config.schema import usable_cores
+from seamless_verl.config.versions import VERIFIED_CPU, VERIFIED_CUDA, Verified, installed
 from seamless_verl.platform.detect import DEVICES, on_cpu, torch_is_for_accelerators
 from seamless_verl.resources.memory_fit import MEMINFO, host_bytes
 from seamless_verl.resources.visible_devices import InstalledDevice, installed_devices

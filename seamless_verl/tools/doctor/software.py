@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from seamless_verl.config.checks.hosts import (
+from seamless_verl.config.settings import Problem
+from seamless_verl.config.versions import (
     CPU_STACKS,
     PLATFORM,
     PLATFORMS,
@@ -11,7 +12,6 @@ from seamless_verl.config.checks.hosts import (
     stack_problem,
     version_problem,
 )
-from seamless_verl.config.settings import Problem
 from seamless_verl.errors import ConfigError, Finding, Level
 from seamless_verl.runtime.fields import nearest
 from seamless_verl.tools.doctor.gather import ENTRY_POINTS, Facts

@@ -14,7 +14,6 @@ import yaml
 from support.config import assert_refused, refused, tiny_plain
 
 from seamless_verl.config import preflight
-from seamless_verl.config.checks.serve_options import name_of, serve_options
 from seamless_verl.journal import SqliteJournal
 
 AGENT = "actor_rollout_ref.rollout.agent"
@@ -310,78 +309,22 @@ def test_a_journal_that_may_not_be_written(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "options",
+    ("option", "key"),
     [
-        "[--tool-call-parser=hermes,--enable-auto-tool-choice]",
-        "[--tool_call_parser,hermes,--enable-auto-tool-choice]",
-        "[--tool-call=hermes,--enable-auto]",
-        "[--tool-call-parser=hermes,--no-enable-auto-tool-choice]",
-        "[--no-enable-log-deltas,--hf-overrides.a.b=1,--structured-outputs-config.backend=auto]",
-        "[--enable-auto-tool-choice,--tool-call-parser=mine,--tool-parser-plugin=mine.py]",
-        "[--max-log=3]",
+        ("--port=8000", "seamless.gateway.port"),
+        ("--max_model_len=100", "actor_rollout_ref.rollout.max_model_len"),
+        ("--dtype=float32", "actor_rollout_ref.rollout.dtype"),
+        ("--model=Qwen/Qwen3-4B", "actor_rollout_ref.model.path"),
     ],
 )
-def test_options_that_vllm_has(folder: Path, options: str) -> None:
-    assert serve_options(), "vLLM's sources have moved"
-    config = tiny_plain(folder, ON, f"{GATEWAY}.options={options}")
-    assert preflight(config, devices=1, accelerator=False) == []
+def test_options_that_the_run_sets(folder: Path, option: str, key: str) -> None:
+    config = tiny_plain(folder, ON, f"{GATEWAY}.options=[{option}]")
+    assert_refused(config, f"{GATEWAY}.options", option, f"Set {key} for the run")
 
 
-@pytest.mark.parametrize(
-    ("options", "value", "way_out"),
-    [
-        ("[--tool-call-prser=hermes]", "--tool-call-prser=hermes", "Did you mean --tool-call-parser?"),
-        ("[--nonsense]", "--nonsense", "vllm serve --help"),
-        ("[hermes]", "hermes", '=["--one","--two=2"]'),
-        ("[--tool-call-parser=hermess]", "--tool-call-parser=hermess", "Did you mean hermes?"),
-        ("[--tool-call-parser,hermess]", "--tool-call-parser=hermess", "Did you mean hermes?"),
-        ("[--reasoning-parser=qwen33]", "--reasoning-parser=qwen33", "Did you mean qwen3?"),
-    ],
-)
-def test_options_that_vllm_has_not(folder: Path, options: str, value: str, way_out: str) -> None:
-    config = tiny_plain(folder, ON, f"{GATEWAY}.options={options}")
-    assert_refused(config, f"{GATEWAY}.options", value, way_out)
-
-
-@pytest.mark.parametrize(
-    ("option", "way_out"),
-    [
-        ("--gpu-memory-utilization=0.5", "Set actor_rollout_ref.rollout.gpu_memory_utilization for all engines"),
-        ("--max_num_seqs=4", "Set actor_rollout_ref.rollout.max_num_seqs for all engines"),
-        ("--no-enable-prefix-caching", "Set actor_rollout_ref.rollout.enable_prefix_caching for all engines"),
-        (
-            "--kv-transfer-config.a=1",
-            "Set +actor_rollout_ref.rollout.engine_kwargs.vllm.kv_transfer_config for all engines",
-        ),
-        ("--enforce-eager", "Set actor_rollout_ref.rollout.enforce_eager for all engines"),
-        ("--port=8000", "Leave it out; seamless.gateway.port says where the gateway listens"),
-        ("--api-key=abc", "Leave it out"),
-        ("--api-key=mine", "Leave it out"),
-        ("--max-model-len=100", "Set actor_rollout_ref.rollout.max_model_len for the run and its engines"),
-        ("--max_model=100", "Set actor_rollout_ref.rollout.max_model_len for the run and its engines"),
-        ("--dtype=float32", "Set actor_rollout_ref.rollout.dtype for the run"),
-        ("--model=Qwen/Qwen3-4B", "Set actor_rollout_ref.model.path for the run"),
-    ],
-)
-def test_options_that_the_gateway_does_not_read(folder: Path, option: str, way_out: str) -> None:
-    known = ("max_num_seqs=128", "enforce_eager=true")
-    config = tiny_plain(
-        folder, ON, f"{GATEWAY}.options=[{option}]", *(f"actor_rollout_ref.rollout.{one}" for one in known)
-    )
-    assert_refused(config, f"{GATEWAY}.options", option, way_out)
-
-
-def test_tool_calls_need_two_options(folder: Path) -> None:
-    """vLLM raises without the parser, and reads no calls without the other."""
+def test_a_parser_of_tool_calls_alone_reads_none(folder: Path) -> None:
     both = f'\'{GATEWAY}.options=["--enable-auto-tool-choice","--tool-call-parser=hermes"]\''
-    for option in ("--enable-auto-tool-choice", "--enable-auto"):
-        alone = tiny_plain(folder, ON, f"{GATEWAY}.options=[{option}]")
-        assert_refused(alone, f"{GATEWAY}.options", "--enable-auto-tool-choice", f"Add the model's parser: {both}")
     for options in ("--tool-call-parser=hermes", "--tool_call_parser,hermes"):
         (warning,) = preflight(tiny_plain(folder, ON, f"{GATEWAY}.options=[{options}]"), devices=1, accelerator=False)
         assert warning.startswith(f"{GATEWAY}.options='--tool-call-parser=hermes': reads no tool calls")
         assert warning.endswith(f"Write {both}")
-
-
-def test_names_of_options() -> None:
-    assert [name_of(one) for one in ("--a-b=c_d", "--a_b", "--a-b.c=1")] == ["a-b"] * 3

@@ -9,7 +9,6 @@ from support.config import tiny_run
 
 from seamless_verl.config.checks import Settings, find_problems
 from seamless_verl.config.checks.estimators import (
-    OWN_ESTIMATORS,
     PAIRS,
     WITHIN_GROUPS,
     check_lone_samples,
@@ -19,6 +18,7 @@ from seamless_verl.config.checks.estimators import (
 from seamless_verl.config.checks.hosts import check_names
 from seamless_verl.config.checks.modes import check_seamless
 from seamless_verl.config.settings import Problem
+from seamless_verl.config.verl_keys import OWN_ESTIMATORS
 
 NAME, SESSIONS = "algorithm.adv_estimator", "actor_rollout_ref.rollout.n"
 

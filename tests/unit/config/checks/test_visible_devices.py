@@ -8,7 +8,7 @@ import pytest
 from support.config import tiny_run
 
 from seamless_verl.config import planning
-from seamless_verl.config.checks import Settings, find_problems, visible
+from seamless_verl.config.checks import Settings, devices, find_problems
 from seamless_verl.config.planning import device_memory, host_memory
 from seamless_verl.resources.visible_devices import ORDER, VARIABLE, InstalledDevice
 
@@ -19,7 +19,7 @@ KEYS = (VARIABLE, ORDER, "trainer.n_gpus_per_node")
 @pytest.fixture(autouse=True)
 def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Four devices, of which the first one is smaller; no Ray runs."""
-    for module in (visible, planning):
+    for module in (devices, planning):
         monkeypatch.setattr(module, "installed_devices", lambda: FOUR)
     monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
     for name in (VARIABLE, ORDER, "RAY_ADDRESS"):

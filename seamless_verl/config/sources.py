@@ -7,11 +7,8 @@ Running user code could take minutes, import torch, or start something. Names th
 from __future__ import annotations
 
 import ast
-import builtins
-import sys
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from difflib import get_close_matches
-from functools import cache
 from importlib.machinery import ModuleSpec, PathFinder
 from importlib.util import find_spec
 from pathlib import Path
@@ -99,92 +96,6 @@ def _check_in_package(key: str, value: str, spec: ModuleSpec, name: str, way_out
     hint = f"Did you mean {near[0]}? " if near else ""
     listed = f"It has: {_shortened(modules)}. " if modules else ""
     raise ConfigError(key, value, f"the package {spec.name} has no module {name!r}", f"{hint}{listed}{way_out}")
-
-
-def derives_from(dotted: str, base: str) -> bool:
-    """Whether the class `dotted` is `base` or derives from it, by the sources; True where they do not show it."""
-    if dotted == base:
-        return True
-    spec, rest = find_module(dotted)
-    if spec is None or len(rest) != 1 or spec.origin is None or not spec.origin.endswith(".py"):
-        return True
-    body = ast.parse(Path(spec.origin).read_text(encoding="utf-8")).body
-    imported = {name: target for node in body for name, target in _imports(node, spec)}
-    made = {node.name: node for node in body if isinstance(node, (ast.ClassDef, ast.FunctionDef))}
-    found = made.get(rest[0])
-    if isinstance(found, ast.ClassDef):
-        return any(_derives(ast.unparse(one), spec.name, imported, set(made), base) for one in found.bases)
-    return found is None and (rest[0] not in imported or derives_from(imported[rest[0]], base))
-
-
-def _derives(name: str, module: str, imported: Mapping[str, str], made: Collection[str], base: str) -> bool:
-    """The same for a base class as the module's source names it."""
-    first, _, attributes = name.partition(".")
-    if first in imported:  # first: a class may have the name of the imported one that it derives from
-        return derives_from(f"{imported[first]}.{attributes}".rstrip("."), base)
-    if first in made:
-        return derives_from(f"{module}.{name}", base)
-    return not hasattr(builtins, first)
-
-
-def _imports(node: ast.stmt, spec: ModuleSpec) -> Iterator[tuple[str, str]]:
-    """Each name that an import statement makes in a module, with what it stands for."""
-    if isinstance(node, ast.Import):
-        for alias in node.names:
-            name = alias.asname or alias.name.split(".")[0]
-            yield name, alias.name if alias.asname else name
-    elif isinstance(node, ast.ImportFrom):
-        above = spec.name.split(".")
-        kept = len(above) - node.level + (spec.submodule_search_locations is not None)
-        package = [*(above[:kept] if node.level else []), *([node.module] if node.module else [])]
-        yield from ((alias.asname or alias.name, ".".join([*package, alias.name])) for alias in node.names)
-
-
-@cache
-def fields_of(dotted: str) -> Names | None:
-    """What the dataclass `dotted` takes when it is made, by the sources; None where they do not show it."""
-    found = _class_of(dotted)
-    if found is None:
-        return None
-    made, body, spec = found
-    imported = {name: target for node in body for name, target in _imports(node, spec)}
-    names = frozenset[str]()
-    for base in map(ast.unparse, made.bases):
-        first, _, rest = base.partition(".")
-        whole = f"{imported[first]}.{rest}".rstrip(".") if first in imported else f"{spec.name}.{base}"
-        if whole.partition(".")[0] not in sys.stdlib_module_names and not hasattr(builtins, first):
-            inherited = fields_of(whole)
-            if inherited is None:
-                return None
-            names |= inherited
-    if any(isinstance(node, ast.FunctionDef) and node.name == "__init__" for node in made.body):
-        return None
-    if any(ast.unparse(one).partition("(")[0].endswith("dataclass") for one in made.decorator_list):
-        names |= {name for node in made.body if (name := _field(node)) is not None}
-    return names
-
-
-def _field(node: ast.stmt) -> str | None:
-    """The name that a statement of a dataclass makes an argument of its `__init__`."""
-    if not isinstance(node, ast.AnnAssign) or not isinstance(node.target, ast.Name):
-        return None
-    own = "ClassVar" in ast.unparse(node.annotation) or "init=False" in (ast.unparse(node.value) if node.value else "")
-    return None if own else node.target.id
-
-
-def _class_of(dotted: str) -> tuple[ast.ClassDef, list[ast.stmt], ModuleSpec] | None:
-    """A class with the body and the spec of its module, wherever the module has it from."""
-    spec, rest = find_module(dotted)
-    if spec is None or len(rest) != 1 or spec.origin is None or not spec.origin.endswith(".py"):
-        return None
-    body = ast.parse(Path(spec.origin).read_text(encoding="utf-8")).body
-    made = next((node for node in body if isinstance(node, ast.ClassDef) and node.name == rest[0]), None)
-    if made is not None:
-        return made, body, spec
-    imports = [pair for node in body for pair in _imports(node, spec)]
-    wholes = [target for name, target in imports if name == rest[0]]
-    wholes += [f"{target.removesuffix('*')}{rest[0]}" for name, target in imports if name == "*"]
-    return next((found for whole in wholes if whole != dotted and (found := _class_of(whole)) is not None), None)
 
 
 def names_of(key: str, value: str, file: Path) -> Names | None:
