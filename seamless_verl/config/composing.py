@@ -117,7 +117,8 @@ def config_error(error: Exception, arguments: Sequence[str]) -> ConfigError:
         if (mistake := misread_of(error.override, arguments)) is not None:
             return mistake
         key, value = _split(error.override)
-        return ConfigError(key, value, f"cannot be read ({text})", f"Quote special characters: '{key}=\"...\"'")
+        quoted = "..." if set(value or "") & set("\"'") else value
+        return ConfigError(key, value, f"cannot be read ({text})", f"Quote special characters: '{key}=\"{quoted}\"'")
     override = _named_override(str(error) or str(cause), arguments)
     if override is None:
         way_out = "Correct the config, or the override that the message is about"

@@ -12,6 +12,7 @@ from difflib import get_close_matches
 from functools import cache
 from typing import Any
 
+from seamless_verl.config.checks.hosts import has_own_code
 from seamless_verl.config.composing import HERE
 from seamless_verl.config.roles import has_reward_model, has_teacher, needs_critic, needs_reference
 from seamless_verl.config.settings import Problem, Settings, check
@@ -30,13 +31,15 @@ def check_keys(settings: Settings) -> list[Problem]:
         return []
     off = [("critic.", needs_critic(settings)), ("actor_rollout_ref.ref.", needs_reference(settings))]
     off += [("reward.reward_model.", has_reward_model(settings)), ("distillation.", has_teacher(settings))]
+    off += [("data.", settings.get("data.custom_cls.path") is None)]
     unused = tuple(node for node, used in off if not used)
     found = list[Problem]()
     for path, name, value in _unknown({node: settings.get(node) for node in NODES}, ""):
         key, near = f"{path}.{name}", get_close_matches(name, sorted(_names()[path]), n=1, cutoff=ALMOST)
         if near:
             way_out = f"Did you mean {path}.{near[0]}? {OF_YOURS}"
-            found.append(Problem(key, value, "is not a known key", way_out, warning=key.startswith(unused)))
+            may_be_read = key.startswith(unused) or has_own_code(settings) or isinstance(value, Mapping)
+            found.append(Problem(key, value, "is not a known key", way_out, warning=may_be_read))
     return found
 
 

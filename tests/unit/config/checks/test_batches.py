@@ -44,7 +44,7 @@ def accepted(tree: dict[str, Any]) -> bool:
     mode=st.sampled_from(["sync", "colocate_async", "separate_async", "seamless"]),
     train=BATCHES | st.none(),
     mini=BATCHES,
-    micro=st.none() | SIZES,
+    micro=st.none(),
     n=SIZES,
     updates=st.sampled_from([1, 1, 2]),
     world=st.sampled_from([1, 2, 4, 6, 12]),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import shutil
 from pathlib import Path
 
 import pytest
@@ -18,26 +17,6 @@ from seamless_verl.run_folder import exclusive_checkpoint_folder
 from seamless_verl.runtime.locks import lock_file, only_writer
 
 PATH = "actor_rollout_ref.model.path"
-
-
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        (
-            {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"]},
-            "mbridge has no bridge for model_type 'gpt2'",
-        ),
-        ({"head_dim": 16}, "head size (head_dim) is 16"),
-        ({"head_dim": None, "model_type": "qwen2", "num_attention_heads": 8}, "head size (head_dim) is 16"),
-        ({"architectures": ["A", "B"]}, "must name one architecture"),
-        ({"architectures": None}, "must name one architecture"),
-    ],
-)
-def test_refused_model(tmp_path: Path, changes: dict[str, object], said: str) -> None:
-    config = tiny_run(tmp_path)
-    folder = write_model(tmp_path / "model", **changes)
-    assert_refused(config, PATH, str(folder), "")
-    assert said in str(refused(config)[0])
 
 
 @pytest.mark.parametrize("size", [32, 64, 128])
@@ -203,19 +182,6 @@ def test_another_prompt_column_is_named_in_both_sets(tmp_path: Path) -> None:
     assert (train.key, val.key) == ("data.train_files", "data.val_files")
     assert "lacks the column messages " in str(train)
     assert "Set data.prompt_key to the column" in train.way_out
-
-
-@pytest.mark.parametrize(("free", "save_freq", "warned"), [(0, 1, True), (0, -1, False), (10**12, 1, False)])
-def test_less_room_than_one_checkpoint_is_a_warning(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free: int, save_freq: int, warned: bool
-) -> None:
-    usage = shutil.disk_usage(tmp_path)
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=free))
-    config = tiny_run(tmp_path, f"trainer.default_local_dir={tmp_path}/saved", f"trainer.save_freq={save_freq}")
-    write_model(tmp_path / "model", vocab_size=1000, intermediate_size=256)
-    found = preflight(config, devices=1, accelerator=False)
-    text = f"trainer.default_local_dir='{tmp_path}/saved': has 0.0 GB free, and the actor's part of a checkpoint takes"
-    assert [line.startswith(text) for line in found] == [True] * warned
 
 
 def test_what_an_environment_variable_gives_is_named_by_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

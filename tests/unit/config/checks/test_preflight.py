@@ -76,8 +76,6 @@ def test_a_standalone_pool_passes_on_two_devices(tmp_path: Path, overrides: tupl
         ("algorithm.adv_estimator=grppo", "algorithm.adv_estimator", "grppo", "Did you mean grpo?"),
         ("algorithm.kl_ctrl.type=fix", "algorithm.kl_ctrl.type", "fix", "Did you mean fixed?"),
         (f"{ACTOR}.policy_loss.loss_mode=gsspo", f"{ACTOR}.policy_loss.loss_mode", "gsspo", "Did you mean gspo?"),
-        (f"{ACTOR}.optim.lr=abc", f"{ACTOR}.optim.lr", "abc", f"Set {ACTOR}.optim.lr to a number"),
-        (f"{ROLLOUT}.temperature=true", f"{ROLLOUT}.temperature", True, f"Set {ROLLOUT}.temperature to a number"),
         ("trainer.logger=[console,wandbb]", "trainer.logger", "wandbb", "Did you mean wandb?"),
         ("trainer.logger=1", "trainer.logger", "1", "Valid: wandb"),
         ("trainer.use_v1=False", "trainer.use_v1", False, "trainer.v1.trainer_mode=sync"),
@@ -91,7 +89,6 @@ def test_a_standalone_pool_passes_on_two_devices(tmp_path: Path, overrides: tupl
         ("data.train_batch_size=???", "data.train_batch_size", "???", "Add data.train_batch_size="),
         ("data.train_batch_size=many", "data.train_batch_size", "many", "Set data.train_batch_size=1"),
         ("data.train_batch_size=10", "data.train_batch_size", 10, "Set data.train_batch_size=12"),
-        (f"{ACTOR}.megatron.dtype=float32", f"{ACTOR}.megatron.dtype", "float32", "dtype=bfloat16"),
         (f"{ROLLOUT}.name=sglang", f"{ROLLOUT}.name", "sglang", f"Set {ROLLOUT}.name=vllm"),
         (
             f"{ROLLOUT}.checkpoint_engine.backend=nccl",
@@ -104,12 +101,6 @@ def test_a_standalone_pool_passes_on_two_devices(tmp_path: Path, overrides: tupl
             "actor_rollout_ref.hybrid_engine",
             False,
             f"{ROLLOUT}.nnodes=1",
-        ),
-        (
-            f"{ACTOR}.megatron.vanilla_mbridge=False",
-            f"{ACTOR}.megatron.vanilla_mbridge",
-            False,
-            "mbridge=True",
         ),
         ("++seamless.layuot=auto", "seamless.layuot", "auto", "Did you mean seamless.layout?"),
         (f"{PATH}=/no/such/model", PATH, "/no/such/model", f"Set {PATH} to a model folder"),
@@ -175,12 +166,6 @@ def test_refused(tmp_path: Path, overrides: str, key: str, value: object, way_ou
             "a multiple of 4",
         ),
         (
-            (f"{ACTOR}.megatron.virtual_pipeline_model_parallel_size=2",),
-            f"{ACTOR}.megatron.virtual_pipeline_model_parallel_size",
-            2,
-            "pipeline_model_parallel_size=2",
-        ),
-        (
             (f"{ROLLOUT}.tensor_model_parallel_size=2",),
             f"{ROLLOUT}.tensor_model_parallel_size",
             2,
@@ -191,42 +176,6 @@ def test_refused(tmp_path: Path, overrides: str, key: str, value: object, way_ou
             f"{ACTOR}.ppo_mini_batch_size",
             1,
             "a multiple of 2",
-        ),
-        (
-            (*STATIC, f"{ACTOR}.ppo_micro_batch_size_per_gpu=3"),
-            f"{ACTOR}.ppo_micro_batch_size_per_gpu",
-            3,
-            "a divisor of 16",
-        ),
-        (
-            (*STATIC, f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu=3"),
-            f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu",
-            3,
-            "a divisor of 32",
-        ),
-        (
-            (*STATIC, f"{ACTOR}.ppo_micro_batch_size=4"),
-            f"{ACTOR}.ppo_micro_batch_size",
-            4,
-            f"Remove {ACTOR}.ppo_micro_batch_size",
-        ),
-        (
-            (*STATIC, f"{ROLLOUT}.log_prob_use_dynamic_bsz=True"),
-            f"{ROLLOUT}.log_prob_use_dynamic_bsz",
-            True,
-            f"{ROLLOUT}.log_prob_use_dynamic_bsz=False",
-        ),
-        (
-            (f"{ACTOR}.use_kl_loss=True", "actor_rollout_ref.ref.log_prob_use_dynamic_bsz=False"),
-            "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu",
-            None,
-            "log_prob_micro_batch_size_per_gpu=1",
-        ),
-        (
-            ("trainer.v1.trainer_mode=sync", "data.gen_batch_size=3"),
-            "data.gen_batch_size",
-            3,
-            "set data.gen_batch_size=8",
         ),
     ],
 )
@@ -369,7 +318,7 @@ def test_every_check_runs() -> None:
         for node in ast.walk(ast.parse(file.read_text()))
         if isinstance(node, ast.FunctionDef) and "check" in map(ast.unparse, node.decorator_list)
     }
-    assert len(made) > 70 and made == {one.__name__ for one in CHECKS}
+    assert len(made) > 50 and made == {one.__name__ for one in CHECKS}
 
 
 def test_both_platforms_without_transformer_engine_tell_megatron_the_same() -> None:
