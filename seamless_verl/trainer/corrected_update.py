@@ -21,7 +21,6 @@ from seamless_verl.algorithms.clipped import log_ratio
 from seamless_verl.algorithms.ess_scaling import WeightSums, total, weight_sums
 from seamless_verl.algorithms.loss_call import CONTEXT, LossCall, during
 from seamless_verl.config.schema import CorrectionConfig
-from seamless_verl.config.verl_keys import OWN_LOSSES
 from seamless_verl.platform.adaptation import rebound
 
 UPDATE = "seamless_update"

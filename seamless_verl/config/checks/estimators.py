@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from seamless_verl.config.settings import Problem, Settings, check
 from seamless_verl.algorithms import OF_TURNS
+from seamless_verl.config.settings import Problem, Settings, check
 from seamless_verl.config.verl_keys import ESTIMATOR, OWN_ESTIMATORS
 
 SESSIONS = "actor_rollout_ref.rollout.n"

@@ -8,11 +8,11 @@ from enum import Enum
 from operator import attrgetter
 from typing import Any
 
+from seamless_verl.algorithms import OF_TURNS
 from seamless_verl.config.planning import HANDOVER, choose_handover
 from seamless_verl.config.roles import has_hybrid_rollout, seamless_layout
 from seamless_verl.config.schema import OPTIONS, GatewayConfig, SeamlessConfig
 from seamless_verl.config.settings import Problem, Settings, check
-from seamless_verl.algorithms import OF_TURNS
 from seamless_verl.config.verl_keys import ESTIMATOR, MODE_KEY, VERL_MODES
 from seamless_verl.errors import ConfigError
 from seamless_verl.resources.tags import KEY as RESOURCES
