@@ -41,7 +41,7 @@ BELOW = {
         "transport",
         "weights",
     },
-    "agent_loops": {"errors", "runtime", "platform", "agents", "config", "trajectory", "data_plane"},
+    "agent_loops": {"errors", "algorithms", "runtime", "platform", "agents", "config", "trajectory", "data_plane"},
     "trainer": {
         *("errors", "runtime", "config", "resources", "platform", "trajectory", "journal"),
         *("rollout", "data_plane", "weights", "replica", "agent_loops", "algorithms"),
