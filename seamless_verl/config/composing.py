@@ -111,7 +111,11 @@ def config_error(error: Exception, arguments: Sequence[str]) -> ConfigError:
     text = ": ".join(line.rstrip(".") for line in dict.fromkeys(lines) if line)
     if isinstance(error, MissingConfigException):
         group, _, name = (error.missing_cfg_file or "").rpartition("/")
-        way_out = nearest(name, list(error.options or [])) if group else "Give its name, and its folder as --config-dir"
+        way_out = (
+            nearest(name, list(error.options or []))
+            if group
+            else "Leave --config-name and --config-path out, or give its --config-dir"
+        )
         return ConfigError(group or "--config-name", name or None, f"there is no such config ({text})", way_out)
     if isinstance(error, OverrideParseException):
         if (mistake := misread_of(error.override, arguments)) is not None:
