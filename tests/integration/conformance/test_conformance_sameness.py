@@ -149,7 +149,7 @@ DIFFERENT: dict[str, dict[str, str]] = {
     "response in the background": {"error.code": WORDED, "error.message": WORDED},
     "response of a strange item": {
         name: "vLLM's serving class breaks at an item that its template cannot render; the gateway refuses it"
-        for name in ("status", "error.code", "error.message", "error.type")
+        for name in ("status", *REFUSED)
     },
     "chat too long": {name: OVERFLOWN for name in ("error.code", "error.message", "error.param", "error.type")},
     "chat too long streamed": {
