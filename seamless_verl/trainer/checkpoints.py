@@ -29,6 +29,7 @@ from seamless_verl.resources.tail_batching import TailBatching
 from seamless_verl.runtime.checkpoint_cleanup import marked_save, remove_emptied
 from seamless_verl.runtime.checkpoint_marker import RESUME_ANOTHER, saved_steps, step_folder, tracked_step
 from seamless_verl.runtime.files import write_atomically
+from seamless_verl.runtime.finite_checkpoint import record_finite
 from seamless_verl.trainer.finite_updates import has_finite_weights
 from seamless_verl.trainer.lending import DeviceLending
 
@@ -113,10 +114,14 @@ class RunCheckpoints:
 
     @contextmanager
     def saving(self, step: int, parts: Mapping[str, Saved]) -> Iterator[None]:
-        """In the block verl saves the rest of the checkpoint, and says at its end that the checkpoint is whole."""
+        """In the block verl saves the rest of the checkpoint, and says at its end that the checkpoint is whole.
+
+        The weights are finite: the caller has looked at them.
+        """
         with marked_save(self.config.trainer.default_local_dir, step):
             checkpoint = checkpoint_of(self.config, step)
             checkpoint.mkdir(parents=True, exist_ok=True)
+            record_finite(checkpoint)
             save_state(checkpoint, parts)
             yield
         kept = kept_checkpoints(self.config)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import struct
 from pathlib import Path
 
 from seamless_verl.runtime.checkpoint_marker import TRACKER, tracker_state
@@ -23,3 +25,17 @@ def write_tracker(folder: Path, text: str) -> None:
     (folder / TRACKER).write_text(text)
     if state is not None:
         os.utime(folder / TRACKER, ns=(int(state[1]) + 10**9,) * 2)
+
+
+def with_weights(checkpoint: Path, dtype: str, numbers: list[int], role: str = "actor") -> Path:
+    """A checkpoint with a file as safetensors writes it: two tensors that are fine, and one of these bits."""
+    width = {"BF16": "H", "F16": "H", "F32": "I", "F64": "Q"}[dtype]
+    first, second = (struct.pack(f"<{len(bits)}{width}", *bits) for bits in ([0, 1], numbers))
+    header, begin = dict[str, object]({"__metadata__": {"format": "pt"}}), 0
+    for name, kind, data in (("ids", "I64", b"\xff" * 16), ("first", dtype, first), ("second", dtype, second)):
+        header[name] = {"dtype": kind, "shape": [], "data_offsets": [begin, begin := begin + len(data)]}
+    text = json.dumps(header).encode()
+    file = checkpoint / role / "model" / "huggingface" / "model.safetensors"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_bytes(len(text).to_bytes(8, "little") + text + b"\xff" * 16 + first + second)
+    return checkpoint

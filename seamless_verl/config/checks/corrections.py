@@ -85,7 +85,9 @@ def _not_compared(bound: int) -> Problem:
     reason = f"lets tokens be older than the {CORRECTED_STALENESS} versions that were compared with on-policy training"
     arms = f"--arms sync,seamless --staleness {CORRECTED_STALENESS},{bound}"
     way_out = f"Compare what it costs: seamless-verl compare ... {arms}"
-    return Problem("seamless.max_staleness", bound, reason, f"{way_out} (docs/benchmarks.md)", warning=True)
+    return Problem(
+        "seamless.max_staleness", bound, reason, f"{way_out} (seamless_verl/tools/compare/README.md)", warning=True
+    )
 
 
 def corrects(settings: Settings) -> bool:

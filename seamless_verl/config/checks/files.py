@@ -31,8 +31,9 @@ from seamless_verl.config.settings import AbsentError, Problem, Settings, check
 from seamless_verl.config.sources import check_dotted, check_name
 from seamless_verl.config.verl_keys import FOLDER, RESERVED_COLUMNS
 from seamless_verl.errors import ConfigError
-from seamless_verl.runtime.checkpoint_marker import saved_steps, step_folder, tracked_step
+from seamless_verl.runtime.checkpoint_marker import RESUME_ANOTHER, saved_steps, step_folder, tracked_step
 from seamless_verl.runtime.fields import nearest
+from seamless_verl.runtime.finite_checkpoint import weights_not_finite
 from seamless_verl.runtime.locks import is_locked
 
 FILE_KEYS = ("data.train_files", "data.val_files")
@@ -209,6 +210,7 @@ def _in_file(settings: Settings, node: str, path: str, name: str) -> None:
 MODE, PATH = "trainer.resume_mode", "trainer.resume_from_path"
 STEPS, EPOCHS = "trainer.total_training_steps", "trainer.total_epochs"
 MODES = ("auto", "disable", "resume_path")
+NOT_FINITE = "has weights that are not finite numbers, in"
 PREFIX = "global_step_"
 ELSEWHERE = f"{FOLDER} to another folder, or {MODE}=disable"
 
@@ -279,6 +281,9 @@ def _newest(settings: Settings) -> list[Problem]:
     with looking_at(FOLDER, folder, newest.name):
         if not (newest / "actor").is_dir():
             return [_without_actor(folder, newest)]
+        if (weights := weights_not_finite(newest)) is not None:
+            reason = f"its newest checkpoint, from which the run would resume, {NOT_FINITE} {weights}"
+            return [Problem(FOLDER, folder, reason, RESUME_ANOTHER)]
     last = settings.get(STEPS)
     if isinstance(last, int) and step >= last and not settings.flag("trainer.val_only"):
         reason = f"leaves nothing to train after {newest}, from which the run would resume"
@@ -317,6 +322,8 @@ def _checkpoint(path: str) -> None:
         raise ConfigError(PATH, path, "there is no such folder", _way_out())
     if not os.path.isdir(os.path.join(folder, "actor")):
         raise ConfigError(PATH, path, "is no checkpoint: it has no folder actor", _way_out())
+    if (weights := weights_not_finite(Path(folder))) is not None:
+        raise ConfigError(PATH, path, f"{NOT_FINITE} {weights}", RESUME_ANOTHER)
 
 
 def _way_out() -> str:

@@ -6,11 +6,13 @@ import os
 from pathlib import Path
 
 import pytest
+from support.checkpoints import with_weights
 from support.config import assert_refused, refused, tiny_plain, tiny_run, write_model
 
 from seamless_verl.config import preflight
 from seamless_verl.config.checks import Settings
 from seamless_verl.config.checks.files import check_resume
+from seamless_verl.runtime.finite_checkpoint import record_finite
 
 REWARD, ROLLOUT = "reward.custom_reward_function", "actor_rollout_ref.rollout"
 RESUME = "trainer.resume_from_path"
@@ -146,6 +148,18 @@ def test_the_newest_checkpoint_has_lost_its_actor(tmp_path: Path) -> None:
     assert_refused(tiny_plain(tmp_path, folder), "trainer.default_local_dir", str(saved), way_out)
     (saved / "global_step_3" / "actor").rename(tmp_path / "elsewhere")
     assert_refused(tiny_plain(tmp_path, folder), "trainer.default_local_dir", str(saved), "trainer.resume_mode=disable")
+
+
+def test_a_checkpoint_whose_weights_are_not_finite(tmp_path: Path) -> None:
+    folder = saved_by(tmp_path / "saved", MEGATRONS)
+    newest = with_weights(tmp_path / "saved" / "global_step_3", "BF16", [0x7FC0])
+    anew = "an earlier checkpoint, or trainer.resume_mode=disable"
+    assert_refused(tiny_plain(tmp_path, folder), "trainer.default_local_dir", str(tmp_path / "saved"), anew)
+    named = tiny_plain(tmp_path, "trainer.resume_mode=resume_path", f"{RESUME}={newest}")
+    assert_refused(named, RESUME, str(newest), anew)
+    assert f"has weights that are not finite numbers, in {newest}/actor/model/" in str(refused(named)[0])
+    record_finite(newest)  # as the run did that looked at what it saved
+    assert preflight(tiny_plain(tmp_path, folder), devices=1, accelerator=False) == []
 
 
 def test_a_checkpoint_of_the_last_step_leaves_nothing_to_train(tmp_path: Path) -> None:
