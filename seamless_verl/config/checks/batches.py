@@ -97,6 +97,17 @@ MAX_SEQUENCE = "seamless.tokens.max_sequence"
 
 
 @check
+def check_truncation(settings: Settings) -> list[Problem]:
+    """verl chooses how a long prompt is cut, whatever the setting (agent_loop.py `_cap_text_prompt_length`)."""
+    key, given = "data.truncation", settings.get("data.truncation", "error")
+    if given in ("error", "left"):  # verl's default, and what it always does
+        return []
+    reason = "is not read by verl 0.9.1, which cuts off the beginning of a prompt that is too long"
+    way_out = "Leave it out; data.filter_overlong_prompts=True leaves such prompts out"
+    return [Problem(key, given, reason, way_out, warning=True)]
+
+
+@check
 def check_lengths(settings: Settings) -> list[Problem]:
     """The longest prompt and the longest response together fit a sequence."""
     positions, longest = max_positions(settings), settings.get(LONGEST)

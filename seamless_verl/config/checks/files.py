@@ -12,10 +12,12 @@ verl/experimental/reward_loop/reward_loop.py `migrate_legacy_reward_impl`, verl/
 from __future__ import annotations
 
 import os
+import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from seamless_verl.config.checks.batches import TRAIN
+from seamless_verl.config.model import model_config
 from seamless_verl.config.paths import (
     IN_USE,
     USE_ANOTHER,
@@ -26,11 +28,13 @@ from seamless_verl.config.paths import (
     write_error,
     writes_checkpoints,
 )
-from seamless_verl.config.roles import brings_code, joins_cluster
+from seamless_verl.config.roles import brings_code, joins_cluster, trains_adapter
 from seamless_verl.config.settings import AbsentError, Problem, Settings, check
 from seamless_verl.config.sources import check_dotted, check_name
-from seamless_verl.config.verl_keys import FOLDER, RESERVED_COLUMNS
+from seamless_verl.config.verl_keys import ENGINE, FOLDER, RESERVED_COLUMNS
 from seamless_verl.errors import ConfigError
+from seamless_verl.resources.memory_fit import gigabytes
+from seamless_verl.resources.model_facts import ModelFacts
 from seamless_verl.runtime.checkpoint_marker import RESUME_ANOTHER, saved_steps, step_folder, tracked_step
 from seamless_verl.runtime.fields import nearest
 from seamless_verl.runtime.finite_checkpoint import weights_not_finite
@@ -212,6 +216,10 @@ STEPS, EPOCHS = "trainer.total_training_steps", "trainer.total_epochs"
 MODES = ("auto", "disable", "resume_path")
 NOT_FINITE = "has weights that are not finite numbers, in"
 PREFIX = "global_step_"
+ENGINES = {"fsdp": "FSDP", "fsdp2": "FSDP", "megatron": "Megatron"}  # of a strategy, as checkpoints tell them apart
+NAMES = {"FSDP": "dp", "Megatron": "megatron"}
+LOADED = ("model", "optimizer", "extra")
+SAVED_BYTES = {"model": 2, "hf_model": 2, "optimizer": 12}  # of a parameter: bf16; in fp32 its value and two moments
 ELSEWHERE = f"{FOLDER} to another folder, or {MODE}=disable"
 
 
@@ -248,7 +256,22 @@ def check_folder(settings: Settings) -> list[Problem]:
         return [Problem(FOLDER, value, IN_USE, USE_ANOTHER)]
     if writes_checkpoints(settings.mode, settings.get("trainer.save_freq")) and (why := lock_error(path)) is not None:
         return [Problem.of(without_lock(value, why))]
-    return []
+    return _room(settings, value, parent)
+
+
+def _room(settings: Settings, folder: str, place: Path) -> list[Problem]:
+    """A warning where the disk has less room than one checkpoint takes, as far as the model's parameters show that."""
+    if settings.integer("trainer.save_freq", -1, least=-1) <= 0 or trains_adapter(settings):
+        return []
+    config = model_config(settings, "actor_rollout_ref.model")
+    facts = None if config is None else ModelFacts.read(config)
+    contents = settings.get("actor_rollout_ref.actor.checkpoint.save_contents", LOADED)
+    needed = 0 if facts is None else facts.parameters * sum(SAVED_BYTES.get(name, 0) for name in contents)
+    free = shutil.disk_usage(place).free
+    if free >= needed:
+        return []
+    reason = f"has {gigabytes(free)} free, and the actor's part of a checkpoint takes about {gigabytes(needed)}"
+    return [Problem(FOLDER, folder, reason, f"Free the disk, or set {FOLDER} to a folder on another", warning=True)]
 
 
 @check
@@ -271,7 +294,8 @@ def _in_use(folder: Path) -> bool:
 
 
 def _newest(settings: Settings) -> list[Problem]:
-    """Of the checkpoint that verl resumes from by itself: it is whole and finite, and leaves something to train."""
+    """Of the checkpoint that verl resumes from by itself: it is whole and finite, of the run's engine, and leaves
+    something to train."""
     folder = settings.get(FOLDER)
     if not isinstance(folder, str) or "://" in folder or joins_cluster(settings):  # it may be on another machine
         return []
@@ -284,6 +308,12 @@ def _newest(settings: Settings) -> list[Problem]:
         if (weights := weights_not_finite(newest)) is not None:
             reason = f"its newest checkpoint, from which the run would resume, {NOT_FINITE} {weights}"
             return [Problem(FOLDER, folder, reason, RESUME_ANOTHER)]
+        engine = _engine_of(newest / "actor")
+    strategy = settings.text("actor_rollout_ref.actor.strategy", "")
+    loads = settings.get("actor_rollout_ref.actor.checkpoint.load_contents", LOADED)
+    if engine is not None and strategy in ENGINES and ENGINES[strategy] != engine and set(LOADED) & set(loads):
+        reason = f"its newest checkpoint {newest.name} is {engine}'s, which the run's engine {strategy} cannot load"
+        found.append(Problem(FOLDER, folder, reason, f"Set {ELSEWHERE}, or {ENGINE}={NAMES[engine]}"))
     last = settings.get(STEPS)
     if isinstance(last, int) and step >= last and not settings.flag("trainer.val_only"):
         reason = f"leaves nothing to train after {newest}, from which the run would resume"
@@ -309,6 +339,13 @@ def _tracked(folder: Path) -> int | None:
         return tracked_step(folder)
     except OSError:
         return None
+
+
+def _engine_of(actor: Path) -> str | None:
+    """Whose checkpoint it is, by its files; None where they do not show it."""
+    if any(actor.glob("model_world_size_*_rank_*.pt")):
+        return "FSDP"
+    return "Megatron" if any((actor / name / "dist_ckpt").is_dir() for name in LOADED) else None
 
 
 def _checkpoint(path: str) -> None:

@@ -11,8 +11,9 @@ import sys
 from collections.abc import Mapping
 from importlib.metadata import entry_points
 from importlib.util import find_spec
+from pathlib import Path
 
-from seamless_verl.config.roles import MEGATRON, ROLLOUT_KEY, joins_cluster, uses_megatron
+from seamless_verl.config.roles import MEGATRON, ROLLOUT_KEY, joins_cluster, starts_cluster, uses_megatron
 from seamless_verl.config.settings import Problem, Settings, check
 from seamless_verl.config.verl_keys import ESTIMATOR, LOSS_MODE, OWN_ESTIMATORS, OWN_LOSSES
 from seamless_verl.config.versions import (
@@ -117,6 +118,24 @@ def check_assertions(settings: Settings) -> list[Problem]:
     value = os.environ.get("PYTHONOPTIMIZE") or str(sys.flags.optimize)
     reason = "leaves out the assertions by which verl, Megatron and vLLM stop before they compute wrong numbers"
     return [Problem("PYTHONOPTIMIZE", value, reason, "Unset it, and start python without -O")]
+
+
+TOKEN = ".ray/auth_token"  # below HOME, where Ray 2.60 saves one when it starts a cluster without any
+TOKEN_VARIABLES = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
+
+
+@check
+def check_home(settings: Settings) -> list[Problem]:
+    """Ray can save a token in HOME, where it needs to."""
+    home = os.environ.get("HOME")
+    token = Path(os.path.expanduser("~"), TOKEN)
+    if not starts_cluster(settings) or token.is_file() or any(os.environ.get(name) for name in TOKEN_VARIABLES):
+        return []
+    folder = next(folder for folder in token.parents if folder.exists())
+    if token.is_absolute() and folder.is_dir() and os.access(folder, os.W_OK | os.X_OK):
+        return []
+    way_out = "Set HOME to a folder of yours"
+    return [Problem("HOME", home, f"cannot be written, where Ray saves {TOKEN}", way_out)]
 
 
 @check

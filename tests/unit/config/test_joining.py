@@ -44,6 +44,7 @@ def test_what_the_user_set_of_a_cluster_is_refused_by_name(monkeypatch: pytest.M
         f"{RAY_INIT}.num_cpus=4",
         f"+{RAY_INIT}.resources={{a: 1}}",
         f"{COMMAND}=python",
+        f"+{PIN_VARIABLE}='1'",
     )
     config = compose_ours(*CPU, *overrides)
     adopt_cluster(config, overrides)
@@ -52,7 +53,7 @@ def test_what_the_user_set_of_a_cluster_is_refused_by_name(monkeypatch: pytest.M
         f"{RAY_INIT}.num_cpus": "Remove it, or start the nodes with ray start --num-cpus",
         f"{RAY_INIT}.resources": "Remove it, or start the nodes with ray start --resources",
     }
-    assert OmegaConf.select(config, COMMAND) == "python" and OmegaConf.select(config, PIN_VARIABLE) is None
+    assert OmegaConf.select(config, COMMAND) == "python" and OmegaConf.select(config, PIN_VARIABLE) == "1"
 
 
 def test_an_address_among_the_settings_joins_too(monkeypatch: pytest.MonkeyPatch) -> None:

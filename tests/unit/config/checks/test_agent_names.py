@@ -115,3 +115,33 @@ def test_data_that_shows_no_columns_brings_no_warning(folder: Path) -> None:
     tree = config(folder, None)
     tree["data"]["train_files"] = [tree["data"]["train_files"], str(folder / "train.jsonl")]
     assert warnings(tree) == []
+
+
+@pytest.mark.parametrize(
+    ("command", "lacks"),
+    [
+        ("agent {question} {prompt_file} {session} {uid} {index} {prompt} {data_source} {{nothere}}", None),
+        ("agent {reward_model.ground_truth} {extra_info}", None),
+        ("agent {nothere}", "{nothere} is not a column of data.train_files="),
+        (["agent", "--", "{nothere.x}", 3], "{nothere.x} is not a column of data.train_files="),
+        ("agent {agent_name}", "{agent_name} is not a column of data.train_files="),
+        ("agent {reward_model.style} {reward_model.truth}", "is not a field of the column reward_model of data."),
+    ],
+)
+def test_fields_of_a_command(folder: Path, command: object, lacks: str | None) -> None:
+    entry = {"name": "mine", "_target_": CALLABLE.replace("Callable", "Command"), "command": command}
+    other = {**entry, "name": "other", "command": "agent {of_other_data}"}
+    tree = config(folder, ["mine"])
+    (folder / "loops.yaml").write_text(yaml.safe_dump([entry, other]))
+    found = warnings(tree)
+    assert len(found) == (lacks is not None) and warnings(tree, unmade=True) == []
+    assert lacks is None or (lacks in found[0] and found[0].startswith(f"{LOOPS}[0].command="))
+
+
+def test_fields_of_a_folder(folder: Path) -> None:
+    """Those that only the command line has are none of its."""
+    entry = {"name": "mine", "_target_": CALLABLE.replace("Callable", "Command"), "command": "true"}
+    tree = config(folder, ["mine"])
+    (folder / "loops.yaml").write_text(yaml.safe_dump([{**entry, "folder": "repos/{question}"}]))
+    (warning,) = warnings(tree)
+    assert warning.startswith(f"{LOOPS}[0].folder='repos/{{question}}': {{question}} is not a column")

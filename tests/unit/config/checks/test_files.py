@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import shutil
 from pathlib import Path
 
 import pytest
@@ -195,3 +196,16 @@ def test_what_an_environment_variable_gives_is_named_by_it(tmp_path: Path, monke
         "in /proc: No such file or directory. Set DATA to another value, or set trainer.default_local_dir to a folder "
         "of yours"
     )
+
+
+@pytest.mark.parametrize(("free", "save_freq", "warned"), [(0, 1, True), (0, -1, False), (10**12, 1, False)])
+def test_less_room_than_one_checkpoint_is_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free: int, save_freq: int, warned: bool
+) -> None:
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=free))
+    config = tiny_run(tmp_path, f"trainer.default_local_dir={tmp_path}/saved", f"trainer.save_freq={save_freq}")
+    write_model(tmp_path / "model", vocab_size=1000, intermediate_size=256)
+    found = preflight(config, devices=1, accelerator=False)
+    text = f"trainer.default_local_dir='{tmp_path}/saved': has 0.0 GB free, and the actor's part of a checkpoint takes"
+    assert [line.startswith(text) for line in found] == [True] * warned

@@ -270,3 +270,29 @@ def test_a_clusters_checkpoint_may_be_on_another_machine(tmp_path: Path) -> None
     folder = saved_by(tmp_path / "saved", FSDPS)
     there = tiny_plain(tmp_path, folder, "ray_kwargs.ray_init.address=head:6379")
     assert not check_resume(Settings.of(there, devices=1, accelerator=True))
+
+
+def test_the_newest_checkpoint_is_of_another_engine(tmp_path: Path) -> None:
+    saved, key = tmp_path / "saved", "trainer.default_local_dir"
+    folder = saved_by(saved, FSDPS)
+    assert_refused(tiny_plain(tmp_path, folder), key, str(saved), "trainer.resume_mode=disable, or model_engine=dp")
+    anew = tiny_plain(tmp_path, folder, "trainer.resume_mode=disable")
+    assert preflight(anew, devices=1, accelerator=False) == []
+    (saved / "latest_checkpointed_iteration.txt").write_text("4")  # verl begins anew where it is not there
+    assert preflight(tiny_plain(tmp_path, folder), devices=1, accelerator=False) == []
+
+
+def test_a_checkpoint_of_the_runs_own_engine(tmp_path: Path) -> None:
+    folder = saved_by(tmp_path / "saved", MEGATRONS)
+    assert preflight(tiny_plain(tmp_path, folder), devices=1, accelerator=False) == []
+    fsdp = tiny_plain(tmp_path, folder, "actor_rollout_ref.actor.strategy=fsdp2")
+    found = check_resume(Settings.of(fsdp, devices=1, accelerator=True))
+    assert [problem.way_out.endswith("model_engine=megatron") for problem in found] == [True]
+
+
+def test_how_a_long_prompt_is_cut_cannot_be_chosen(tmp_path: Path) -> None:
+    for way in ("error", "left"):
+        assert preflight(tiny_plain(tmp_path, f"data.truncation={way}"), devices=1, accelerator=False) == []
+    (warning,) = preflight(tiny_plain(tmp_path, "data.truncation=right"), devices=1, accelerator=False)
+    assert warning.startswith("data.truncation='right': is not read by verl 0.9.1")
+    assert warning.endswith("data.filter_overlong_prompts=True leaves such prompts out")
