@@ -20,10 +20,10 @@ import yaml
 from support.forkserver import forkserver, forkserver_with, forkservers, launch, script
 from support.processes import ends
 
-from seamless_verl.platform.forkserver import command, launcher
+from seamless_verl.platform.forkserver import launcher
 
 __all__ = ["forkserver"]
-CONFIG = Path(command.__file__).parents[2] / "config"
+CONFIG = Path(launcher.__file__).parents[2] / "config"
 REPORT = """
 import gc, json, os, signal, sys
 colours = "colorsys" in sys.modules
@@ -202,7 +202,7 @@ def test_the_first_launcher_of_a_node_starts_its_forkserver(tmp_path: Path) -> N
 
 def test_the_config_names_an_interpreter_and_the_launcher(tmp_path: Path) -> None:
     environ: dict[str, str] = {"PATH": os.environ["PATH"]}
-    command.set_worker_command(environ)
+    launcher.set_worker_command(environ)
     configured = yaml.safe_load((CONFIG / "platform" / "cpu.yaml").read_text())["ray_kwargs"]["ray_init"]
     shell = configured["runtime_env"]["py_executable"].replace(
         "$SEAMLESS_LAUNCHER", script(tmp_path, "print(__file__)")
@@ -211,4 +211,4 @@ def test_the_config_names_an_interpreter_and_the_launcher(tmp_path: Path) -> Non
         ["bash", "-c", f"exec {shell}"], env=environ, capture_output=True, text=True, check=True
     ).stdout
     assert out.strip() == str(tmp_path / "script.py")
-    assert environ[command.LAUNCHER] == launcher.__file__ and environ[command.PYTHON] == sys.executable
+    assert environ[launcher.LAUNCHER] == launcher.__file__ and environ[launcher.PYTHON] == sys.executable
