@@ -17,7 +17,7 @@ def register_engines() -> None:
     """Register the host engines with verl, once."""
     from verl.workers.engine import EngineRegistry
 
-    from seamless_verl.platform.megatron.engines import HostMegatronEngine, HostMegatronValueEngine
+    from seamless_verl.platform.megatron.host_engines import HostMegatronEngine, HostMegatronValueEngine
 
     default_to_gloo()
     share_gloo_devices()

@@ -21,7 +21,7 @@ from verl.workers.config import HFModelConfig, McoreEngineConfig, McoreOptimizer
 from verl.workers.engine import EngineRegistry
 from verl.workers.utils.losses import sft_loss
 
-import seamless_verl.platform.megatron.engines  # noqa: F401 - for those that are forked after it
+import seamless_verl.platform.megatron.host_engines  # noqa: F401 - for those that are forked after it
 from seamless_verl.platform.engine import register_engines
 from seamless_verl.platform.megatron.adapt import multiply_bf16_in_fp32
 

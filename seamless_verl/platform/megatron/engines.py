@@ -1,12 +1,7 @@
-"""verl's two Megatron engines in plain torch, on any device, and those on the core of a process's device on the host.
-
-Megatron is adapted before the engine's state is made and again before its model is built, because verl imports more of
-Megatron in between. What only a host needs is in `adapt.py`, and imported there alone.
-"""
+"""verl's two Megatron engines in plain torch, on any device."""
 
 from __future__ import annotations
 
-import os
 import sys
 from typing import Any
 
@@ -14,7 +9,6 @@ import torch
 from verl.workers.engine.megatron.transformer_impl import MegatronEngineWithLMHead, MegatronEngineWithValueHead
 
 from seamless_verl.platform.adaptation import SPEC_PROVIDER
-from seamless_verl.platform.cores import CPU_CORES, VISIBLE_DEVICES, device_cores, pin_process
 
 
 def use_torch_layers() -> None:
@@ -90,42 +84,3 @@ def torch_optimizers(optimizer: Any) -> list[torch.optim.Optimizer]:
     """torch's optimizers inside Megatron's; none in an engine that only runs forward passes."""
     parts = getattr(optimizer, "chained_optimizers", [optimizer])
     return [part.optimizer for part in parts if part is not None]
-
-
-class HostEngineMixin:
-    """What the host adds to an engine: adaptations, fast products of bf16, and the core of its device."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        from seamless_verl.platform.megatron.adapt import adapt_megatron, multiply_bf16_in_fp32
-
-        adapt_megatron()
-        multiply_bf16_in_fp32()
-        pin_to_device()
-        super().__init__(*args, **kwargs)
-
-    def initialize(self) -> Any:
-        from seamless_verl.platform.megatron.adapt import adapt_megatron
-
-        adapt_megatron()
-        return super().initialize()  # type: ignore[misc]
-
-
-class HostMegatronEngine(HostEngineMixin, TorchMegatronEngine):
-    """Megatron's language model engine on the host."""
-
-
-class HostMegatronValueEngine(HostEngineMixin, TorchMegatronValueEngine):
-    """Megatron's value model engine on the host."""
-
-
-def pin_to_device() -> None:
-    """Pin this process to the core of the device that Ray gave it; outside Ray, do nothing."""
-    import ray
-
-    devices = ray.get_runtime_context().get_accelerator_ids().get("GPU", []) if ray.is_initialized() else []
-    if not devices:
-        return
-    job = {CPU_CORES: ",".join(map(str, sorted(os.sched_getaffinity(0)))), **os.environ}
-    cores = device_cores({**job, VISIBLE_DEVICES: ",".join(devices)})
-    if cores is not None:
-        pin_process(cores)
