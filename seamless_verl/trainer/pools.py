@@ -246,18 +246,11 @@ class TagPools:
         return {self.machines[number]: count for number, count in counts.items()}
 
 
-def place_by_tags(trainer: Any, plan: Plan, *, wait_s: float = 0.0) -> TagPools:
-    """Gives a trainer, whose `_init_resource_pool_mgr` has run, the pools of the plan.
-
-    Roles with their own machines move to their own pools. The worker groups must mix in `TagWorkers`.
-    """
-    pools = TagPools(plan, wait_s=wait_s)
+def roles_by_tags(plan: Plan, mapping: Mapping[Role, str]) -> dict[Role, str]:
+    """The pool of each role: those with machines of their own move there, others stay where `mapping` has them."""
     roles = {"critic": Role.Critic, "ref": Role.RefPolicy, "reward": Role.RewardModel, "teacher": Role.TeacherModel}
-    for place in plan.places:
-        if place.tag in roles and roles[place.tag] in trainer.mapping:
-            trainer.mapping[roles[place.tag]] = place.pool
-    trainer.resource_pool_manager = pools.trainer_manager(trainer.mapping)
-    return pools
+    own = {roles[place.tag]: place.pool for place in plan.places if place.tag in roles}
+    return {role: own.get(role, pool) for role, pool in mapping.items()}
 
 
 class TagWorkers:

@@ -59,7 +59,7 @@ from seamless_verl.trainer.finite_updates import KEYS
 from seamless_verl.trainer.group_wait import GroupWait
 from seamless_verl.trainer.lending import UPDATE as ACTORS_UPDATE
 from seamless_verl.trainer.needed_nodes import nodes_of_run
-from seamless_verl.trainer.pools import TagPools, place_by_tags
+from seamless_verl.trainer.pools import TagPools, roles_by_tags
 from seamless_verl.trainer.prefetch import BatchPrefetch
 from seamless_verl.trainer.prompt_feed import PromptFeed, RunAhead, RunCalls
 from seamless_verl.trainer.prompt_lengths import prompt_scans, warn_of_long_prompts
@@ -226,7 +226,9 @@ class SeamlessTrainer(PPOTrainer):  # type: ignore[misc]
             if role in classes:
                 self.role_worker_mapping[role] = ray.remote(classes[role])
         if self.placement.plan is not None:
-            self.pools = place_by_tags(self, self.placement.plan, wait_s=self.seamless.wait_for_machines_s)
+            self.pools = TagPools(self.placement.plan, wait_s=self.seamless.wait_for_machines_s)
+            self.mapping = roles_by_tags(self.placement.plan, self.mapping)
+            self.resource_pool_manager = self.pools.trainer_manager(self.mapping)
 
     def get_llm_client(self) -> Any:
         return self.servers.client()

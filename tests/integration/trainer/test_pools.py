@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -25,7 +24,7 @@ from seamless_verl.resources.placement import Roles
 from seamless_verl.resources.plan import Plan, make_plan
 from seamless_verl.resources.tags import Resources
 from seamless_verl.trainer.needed_nodes import SPREADING, STORAGE_RESOURCE, actors_on, places_storage
-from seamless_verl.trainer.pools import TagPools, TagWorkers, place_by_tags
+from seamless_verl.trainer.pools import TagPools, TagWorkers, roles_by_tags
 
 TRANSFER_QUEUE = Path(transfer_queue.__file__).with_name("config.yaml")
 pytestmark = [pytest.mark.integration, pytest.mark.long]
@@ -101,9 +100,8 @@ def test_more_machines_than_the_cluster_has_are_refused(nodes: Nodes) -> None:
 
 def test_uneven_machines_and_replicas_land_on_their_nodes(nodes: Nodes) -> None:
     plan = planned(GROUPS)
-    trainer = SimpleNamespace(mapping={Role.ActorRollout: "global_pool"})
-    pools, kept = place_by_tags(trainer, plan), []
-    manager = trainer.resource_pool_manager
+    pools, kept = TagPools(plan), []
+    manager = pools.trainer_manager(roles_by_tags(plan, {Role.ActorRollout: "global_pool"}))
     manager.create_resource_pool()
     assert manager.get_n_gpus() == 3
     group = workers_of(manager.get_resource_pool(Role.ActorRollout))
