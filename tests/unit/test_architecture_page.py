@@ -16,7 +16,7 @@ PAGE = (DOCS / "architecture.md").read_text(encoding="utf-8")
 FILE = re.compile(r"`([\w/]+\.py)`")
 NAMED = re.compile(r"`([\w/]+\.py)`: ((?:`[\w.]+`(?:, |,? and )?)+)")
 NAMES = sorted({(file, name) for file, names in NAMED.findall(PAGE) for name in re.findall(r"`([\w.]+)`", names)})
-MOST_QUESTIONS = 25
+MOST_QUESTIONS, MOST_HOPS = 25, 28
 
 
 @pytest.mark.parametrize("file", sorted(set(FILE.findall(PAGE))))
@@ -27,6 +27,13 @@ def test_a_file_is_there(file: str) -> None:
 @pytest.mark.parametrize("file, name", NAMES)
 def test_a_name_is_in_its_file(file: str, name: str) -> None:
     assert name in defined(found(file))
+
+
+def test_the_walk_of_a_token_is_as_short_as_it_should_be() -> None:
+    walk = PAGE.partition("## 4. The walk of a token")[2].partition("## 5.")[0]
+    hops = re.findall(r"^(\d+)\. `", walk, re.MULTILINE)
+    assert hops == [str(number) for number in range(1, len(hops) + 1)] and len(hops) <= MOST_HOPS
+    assert f"**{len(hops)} hops in " in walk
 
 
 def test_the_table_has_the_questions_of_a_reader() -> None:
