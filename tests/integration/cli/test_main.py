@@ -57,7 +57,7 @@ def test_a_reader_that_leaves_in_the_middle_is_no_error(tmp_path: Path) -> None:
 FEW_PACKAGES = """
 import sys
 
-ALLOWED = {"seamless_verl", "msgspec"}
+ALLOWED = {"seamless_verl", "msgspec", "pydantic", "pydantic_core", "annotated_types", "typing_inspection"}
 ALLOWED |= {"httpx", "httpcore", "h11", "anyio", "idna", "certifi", "sniffio", "typing_extensions"}
 
 
@@ -96,8 +96,8 @@ def refusing_run() -> Iterator[str]:
         thread.join()
 
 
-def test_a_runner_needs_httpx_and_msgspec_alone(tmp_path: Path) -> None:
-    """With what these two need; docs/agents.md says so of the machines of runners."""
+def test_a_runner_needs_httpx_msgspec_and_pydantic_alone(tmp_path: Path) -> None:
+    """With what these three need; docs/agents.md says so of the machines of runners."""
     agent = tmp_path / "agent.py"
     agent.write_text("def run(task, endpoint):\n    return 1.0\n")
     environment = os.environ | {"SEAMLESS_RUNNER_KEY": "mine"}
