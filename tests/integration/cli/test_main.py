@@ -64,7 +64,8 @@ ALLOWED |= {"httpx", "httpcore", "h11", "anyio", "idna", "certifi", "sniffio", "
 class Missing:
     def find_spec(self, name, path=None, target=None):
         top = name.partition(".")[0]
-        if top not in ALLOWED and top not in sys.stdlib_module_names:
+        own = top in sys.stdlib_module_names or top.startswith("_sysconfigdata_")  # which has the platform in its name
+        if top not in ALLOWED and not own:
             raise ModuleNotFoundError(f"No module named {top!r}", name=top)
 
 
