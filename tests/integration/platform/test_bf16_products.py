@@ -81,16 +81,16 @@ REPLACED = """
 import json, sys, warnings
 warnings.simplefilter("error")
 import torch
-from seamless_verl.platform.megatron import bf16_products
-from seamless_verl.platform.megatron.adapt import multiply_bf16_in_fp32
-capability, used, product = sys.argv[1], set(), bf16_products.product
+from seamless_verl.platform.megatron import adapt
+multiply_bf16_in_fp32 = adapt.multiply_bf16_in_fp32
+capability, used, product = sys.argv[1], set(), adapt.product
 torch.backends.cpu.get_cpu_capability = lambda: capability
 
 def counted(into):
     multiply = product(into)
     return lambda *operands, **scales: (used.add(into.name()), multiply(*operands, **scales))[1]
 
-bf16_products.product = counted
+adapt.product = counted
 first, second = multiply_bf16_in_fp32(), multiply_bf16_in_fp32()
 torch.manual_seed(0)
 x = torch.randn(4, 6, 16, dtype=torch.bfloat16, requires_grad=True)
@@ -125,7 +125,7 @@ def test_a_layer_learns_alike_with_and_without(capability: str) -> None:
 
 FASTER = """
 import time, torch
-from seamless_verl.platform.megatron.adapt import multiply_bf16_in_fp32
+multiply_bf16_in_fp32 = adapt.multiply_bf16_in_fp32
 torch.set_num_threads(1)
 a, b = torch.randn(512, 256, dtype=torch.bfloat16), torch.randn(256, 512, dtype=torch.bfloat16)
 def seconds():
