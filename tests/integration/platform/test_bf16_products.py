@@ -79,9 +79,9 @@ def test_a_mixture_of_dtypes_is_refused_as_torch_does(name: str, other: int) -> 
 
 REPLACED = """
 import json, sys, warnings
-warnings.simplefilter("error")
 import torch
 from seamless_verl.platform.megatron import adapt
+warnings.simplefilter("error")  # not of what verl imports
 multiply_bf16_in_fp32 = adapt.multiply_bf16_in_fp32
 capability, used, product = sys.argv[1], set(), adapt.product
 torch.backends.cpu.get_cpu_capability = lambda: capability
@@ -125,7 +125,7 @@ def test_a_layer_learns_alike_with_and_without(capability: str) -> None:
 
 FASTER = """
 import time, torch
-multiply_bf16_in_fp32 = adapt.multiply_bf16_in_fp32
+from seamless_verl.platform.megatron.adapt import multiply_bf16_in_fp32
 torch.set_num_threads(1)
 a, b = torch.randn(512, 256, dtype=torch.bfloat16), torch.randn(256, 512, dtype=torch.bfloat16)
 def seconds():
