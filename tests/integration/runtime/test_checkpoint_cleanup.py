@@ -66,7 +66,7 @@ def test_the_next_run_cleans_up_after_a_killed_supervisor(
     with subprocess.Popen([sys.executable, "main.py", mode, "supervisor"], cwd=tmp_path, env=env) as killed:
         assert killed.wait(30) == -9
     (marker,) = folder.glob(".saving-*")
-    child = CheckpointMarker.read(marker).pid
+    child = CheckpointMarker.read(marker).processes[0].pid
     deadline = time.monotonic() + 10
     while ProcessIdentity.of(child).started not in (None, -1.0) and time.monotonic() < deadline:
         time.sleep(0.01)  # it dies with its supervisor
