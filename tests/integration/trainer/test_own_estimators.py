@@ -76,7 +76,7 @@ def test_the_mean_logprobs() -> None:
 
 
 def test_an_estimator_of_turns_gets_all_rows_and_reads_the_row_with_the_sessions_reward() -> None:
-    """Returns at the observation 7: 0.95 x 1 + 0.05 of session 0, 0 of session 1 and 0.5 of session 2."""
+    """Returns at the observation 7: 0.95 x 1 + 0.5 of session 0, 0 of session 1 and 0.5 of session 2."""
     import torch
 
     from seamless_verl.algorithms.estimate import RowTurns
@@ -85,14 +85,14 @@ def test_an_estimator_of_turns_gets_all_rows_and_reads_the_row_with_the_sessions
         return RowTurns(torch.tensor(turn), torch.tensor(observation), torch.full((len(turn),), reward))
 
     turns = {
-        "u_0_0": row([0, 0], [7, 7], 0.05),
+        "u_0_0": row([0, 0], [7, 7], 0.5),
         "u_0_1": row([1], [8]),
         "u_1_0": row([0, -1], [7, 0]),
         "u_2_0": row([0], [7]),
         "u_2_1": row([0, 0], [7, 7]),
     }
     own, found = estimate("hgpo", KEYS, [1, 1, 0, 0.5, 0.5], MASKS, turns)
-    top = 0.5 / (1 / 6) ** 0.5  # of the deviation of 1, 0 and 0.5
-    assert found[0] == pytest.approx([top, top], abs=1e-4) and found[1] == [0, 0], "alone with the observation 8"
-    assert found[2] == pytest.approx([-top, 0], abs=1e-4) and found[3] == pytest.approx([0, 0], abs=1e-4)
-    assert own.metrics == {"seamless/hgpo/compared": pytest.approx(3 / 6)} and own.untrained == []
+    high, low, middle = ((value - 0.65) / (1.085 / 3) ** 0.5 for value in (1.45, 0, 0.5))  # by mean and deviation
+    assert found[0] == pytest.approx([high, high], abs=1e-4) and found[1] == [0, 0], "alone with the observation 8"
+    assert found[2] == pytest.approx([low, 0], abs=1e-4) and found[3] == pytest.approx([middle, 0], abs=1e-4)
+    assert own.metrics == {"seamless/hgpo/compared": pytest.approx(4 / 6)} and own.untrained == []
