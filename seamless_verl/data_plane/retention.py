@@ -49,7 +49,7 @@ class Retention:
         self.used_bytes = result.used_bytes
         if result.sessions and not self.deleted:
             logger.warning(
-                "the journal deletes its oldest sessions from now on: seamless.gateway.journal_gib=%s, journal_days=%s",
+                "the journal deletes its oldest sessions: above seamless.gateway.journal_gib=%s, or %s days old",
                 self.gib,
                 self.days,
             )

@@ -243,7 +243,10 @@ class SeamlessTrainer(PPOTrainer):  # type: ignore[misc]
     def on_init_end(self) -> None:
         if self.global_steps:
             self.feed.tail.drew(self.global_steps * self.feed.step_prompts)  # where the checkpoint is of another mode
-            load_state(checkpoint_of(self.config, self.global_steps), self._saved_parts())
+            unread = {
+                file: part for file, part in self._saved_parts().items() if file != PROMPTS
+            }  # `choose_seed` read that
+            load_state(checkpoint_of(self.config, self.global_steps), unread)
             self.feed.tail.keep(stored_deferred())
         if self.seamless.gateway.enabled:
             self.data_plane.begin_run(self.names.run, self.global_steps)
@@ -491,8 +494,10 @@ class SeamlessTrainer(PPOTrainer):  # type: ignore[misc]
         """
         if self._goes_on_at_once():
             self.global_steps += 1  # prompts that are submitted now are the next step's
-            self.feed.prepare_early()
-            self.global_steps -= 1
+            try:
+                self.feed.prepare_early()
+            finally:
+                self.global_steps -= 1
 
     def _goes_on_at_once(self) -> bool:
         """Whether the next step follows this one with no validation, profile or end of the run between.

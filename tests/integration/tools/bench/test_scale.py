@@ -19,7 +19,7 @@ from seamless_verl.tools.bench.scale.__main__ import main
 from seamless_verl.tools.bench.scale.core_share import MOUNTS, find_mount, limited_to
 
 pytestmark = [pytest.mark.integration, pytest.mark.long]
-BUSY = "import os\nos.fork()\nprint('ready', flush=True)\nwhile True: pass"
+BUSY = "import os\nos.fork()\nos.write(1, b'ready\\n')\nwhile True: pass"
 
 
 @pytest.fixture
