@@ -149,7 +149,7 @@ def workload_overrides(workload: Workload, data: Path) -> tuple[str, ...]:
         f"{rollout}.engine_kwargs.vllm.kv_cache_memory_bytes": KV_CACHE_BYTES,
         f"{rollout}.agent.default_agent_loop": "forced",
         f"{rollout}.agent.agent_loop_config_path": data / LOOPS_FILE,
-        "reward.custom_reward_function.path": Path(__file__).with_name("forced_loop.py"),
+        "reward.custom_reward_function.path": "pkg://seamless_verl.tools.compare.forced_loop",
         "reward.custom_reward_function.name": "compute_score",
         "trainer.n_gpus_per_node": DEVICES,
     }
