@@ -25,12 +25,12 @@ import sys
 import threading
 import time
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
-from weakref import WeakKeyDictionary
 
 from seamless_verl.agents.endpoint import Endpoint
 from seamless_verl.agents.outcome import AgentOutcome, AgentStatus, reward_of, traceback_end
@@ -176,14 +176,30 @@ async def call_agent(
     return outcome_of(running, duration)
 
 
-_beginning: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = WeakKeyDictionary()
-"""By event loop: who has the lock begins next."""
+@dataclass
+class BeginOrder:
+    """Of one event loop: who has the lock begins next; `callers` have it or wait for it."""
+
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    callers: int = 0
+
+
+begin_orders: dict[asyncio.AbstractEventLoop, BeginOrder] = {}
+"""Of the loops in which somebody waits to begin. A loop's entry is touched by its own thread alone."""
 
 
 async def wait_to_begin() -> None:
     """Wait until the callers before have begun, and the event loop has run once since."""
-    async with _beginning.setdefault(asyncio.get_running_loop(), asyncio.Lock()):
-        await asyncio.sleep(0)  # lets the loop run once for all others: nothing else is waited for
+    loop = asyncio.get_running_loop()
+    order = begin_orders.setdefault(loop, BeginOrder())
+    order.callers += 1
+    try:
+        async with order.lock:
+            await asyncio.sleep(0)  # lets the loop run once for all others: nothing else is waited for
+    finally:
+        order.callers -= 1
+        if not order.callers:
+            del begin_orders[loop]
 
 
 def is_coroutine_function(agent: Agent) -> bool:

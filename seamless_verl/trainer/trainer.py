@@ -243,10 +243,9 @@ class SeamlessTrainer(PPOTrainer):  # type: ignore[misc]
     def on_init_end(self) -> None:
         if self.global_steps:
             self.feed.tail.drew(self.global_steps * self.feed.step_prompts)  # where the checkpoint is of another mode
-            unread = {
-                file: part for file, part in self._saved_parts().items() if file != PROMPTS
-            }  # `choose_seed` read that
-            load_state(checkpoint_of(self.config, self.global_steps), unread)
+            parts = self._saved_parts()
+            del parts[PROMPTS]  # which `choose_seed` has read, before it took a given data.seed
+            load_state(checkpoint_of(self.config, self.global_steps), parts)
             self.feed.tail.keep(stored_deferred())
         if self.seamless.gateway.enabled:
             self.data_plane.begin_run(self.names.run, self.global_steps)
