@@ -7,7 +7,8 @@ from setuptools import find_packages, setup
 HERE = Path(__file__).parent
 
 # The versions this release was verified with. A CUDA user already has verl's own environment,
-# so the base install asks for verl (and msgspec and httpx, as vLLM does) and moves neither its torch nor its vLLM.
+# so the base install asks for verl (and msgspec, httpx and cachetools, as vLLM does)
+# and moves neither its torch nor its vLLM.
 CPU = [
     "verl==0.9.1",
     "torch==2.13.0",
@@ -36,7 +37,7 @@ setup(
             *("tools/view/assets/*", "tools/view/assets/vendor/*/*", "tools/compare/templates/*"),
         ]
     },
-    install_requires=["verl>=0.9.1", "msgspec>=0.18", "pydantic>=2", "httpx>=0.27"],
+    install_requires=["verl>=0.9.1", "msgspec>=0.18", "pydantic>=2", "httpx>=0.27", "cachetools>=5"],
     extras_require={"cpu": CPU, "compare": ["plotly", "pyarrow", "jinja2"], "dev": DEV},
     entry_points={
         "console_scripts": ["seamless-verl = seamless_verl.cli.main:main"],

@@ -8,27 +8,41 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from enum import StrEnum
+from dataclasses import dataclass, fields
 from functools import wraps
-from typing import ParamSpec
+from typing import ClassVar, ParamSpec, dataclass_transform
 
 P = ParamSpec("P")
 
 
+@dataclass_transform(eq_default=False)
 class SeamlessError(Exception):
-    """Root of all errors raised on purpose by this package."""
+    """Root of all errors raised on purpose by this package: the fields of each are its arguments, `TEXT` its text."""
+
+    TEXT: ClassVar[str] = ""
+
+    def __init_subclass__(cls) -> None:
+        if "__init__" not in vars(cls):
+            dataclass(eq=False, repr=False)(cls)
+            for field in fields(cls):  # type: ignore[arg-type]
+                if field.name in vars(cls):  # a default: of an error from another process Ray looks there first
+                    delattr(cls, field.name)
+
+    def __post_init__(self) -> None:
+        self.args = tuple(getattr(self, field.name) for field in fields(self))  # type: ignore[arg-type]
+
+    def __str__(self) -> str:
+        return self.TEXT.format(**vars(self))
 
 
 class ConfigError(SeamlessError, ValueError):
     """A user's setting that cannot work: names the key, the value, the reason and the way out."""
 
-    def __init__(self, key: str, value: object, reason: str, way_out: str) -> None:
-        super().__init__(key, value, reason, way_out)
-        self.key, self.value, self.reason, self.way_out = key, value, reason, way_out
-
-    def __str__(self) -> str:
-        return f"{self.key}={self.value!r}: {self.reason}. {self.way_out}"
+    key: str
+    value: object
+    reason: str
+    way_out: str
+    TEXT = "{key}={value!r}: {reason}. {way_out}"
 
     @property
     def mistakes(self) -> tuple[ConfigError, ...]:
@@ -39,8 +53,7 @@ class ConfigError(SeamlessError, ValueError):
 class WordError(ConfigError):
     """A word of the command line that is no setting: the word is the key, and there is no value."""
 
-    def __str__(self) -> str:
-        return f"{self.key}: {self.reason}. {self.way_out}"
+    TEXT = "{key}: {reason}. {way_out}"
 
 
 class ConfigErrors(ConfigError):
@@ -62,40 +75,6 @@ def refuse(mistakes: Sequence[ConfigError]) -> None:
     """Raises what was found: nothing, the one ConfigError, or ConfigErrors."""
     if mistakes:
         raise mistakes[0] if len(mistakes) == 1 else ConfigErrors(*mistakes)
-
-
-class Level(StrEnum):
-    """How bad a finding is."""
-
-    OK = "ok"
-    """Nothing to do."""
-    NOTE = "note"
-    """Not in order, or not known, and no trouble for a run here."""
-    WARNING = "warning"
-    """A run works, but slower, or only in some layouts."""
-    ERROR = "error"
-    """A run fails, or would not be the run that is meant."""
-
-
-@dataclass(frozen=True)
-class Finding:
-    """What was found of a subject without starting anything; `way_out` is empty for what is in order, and only then."""
-
-    subject: str
-    level: Level
-    text: str
-    way_out: str = ""
-
-    def __post_init__(self) -> None:
-        assert bool(self.way_out) == (self.level is not Level.OK), self
-
-    def __str__(self) -> str:
-        return f"{self.level}: {self.subject}: {self.text}. {self.way_out}".removesuffix(". ")
-
-    @classmethod
-    def of(cls, subject: str, mistake: ConfigError, level: Level = Level.ERROR) -> Finding:
-        """A setting that cannot work, or that may not."""
-        return cls(subject, level, f"{mistake.key}={mistake.value!r}: {mistake.reason}", mistake.way_out)
 
 
 LINE_CHARS = 500
@@ -124,28 +103,23 @@ def exits_on_config_error(command: Callable[P, int]) -> Callable[P, int]:
 class HostMovedError(SeamlessError, RuntimeError):
     """A host library no longer has the symbol an adaptation was written against."""
 
-    def __init__(self, adaptation: str, symbol: str, written_for: str, found: str) -> None:
-        super().__init__(adaptation, symbol, written_for, found)
-        self.adaptation, self.symbol = adaptation, symbol
-        self.written_for, self.found = written_for, found
-
-    def __str__(self) -> str:
-        return (
-            f"adaptation '{self.adaptation}' was written for {self.written_for}, "
-            f"but {self.symbol} has moved: {self.found}. "
-            f"Install {self.written_for}, or bring the adaptation up to date"
-        )
+    adaptation: str
+    symbol: str
+    written_for: str
+    found: str
+    TEXT = (
+        "adaptation '{adaptation}' was written for {written_for}, but {symbol} has moved: {found}. "
+        "Install {written_for}, or bring the adaptation up to date"
+    )
 
 
 class JournalError(SeamlessError, RuntimeError):
     """The journal could not write or read what was asked; nothing of that request was acknowledged."""
 
-    def __init__(self, path: str, reason: str, way_out: str) -> None:
-        super().__init__(path, reason, way_out)
-        self.path, self.reason, self.way_out = path, reason, way_out
-
-    def __str__(self) -> str:
-        return f"journal {self.path}: {self.reason}. {self.way_out}"
+    path: str
+    reason: str
+    way_out: str
+    TEXT = "journal {path}: {reason}. {way_out}"
 
 
 class JournalOrderError(SeamlessError, ValueError):
@@ -154,20 +128,19 @@ class JournalOrderError(SeamlessError, ValueError):
     `stage` is that of the session that it is about, empty where it is not open or being handed over.
     """
 
-    def __init__(self, event: str, subject: str, reason: str, stage: str = "") -> None:
-        super().__init__(event, subject, reason, stage)
-        self.event, self.subject, self.reason, self.stage = event, subject, reason, stage
-
-    def __str__(self) -> str:
-        return f"{self.event} of '{self.subject}': {self.reason}"
+    event: str
+    subject: str
+    reason: str
+    stage: str = ""
+    TEXT = "{event} of '{subject}': {reason}"
 
 
 class IntegrityError(SeamlessError, AssertionError):
     """A conservation law does not hold: two counts of the same thing differ."""
 
-    def __init__(self, law: str, expected: int, found: int) -> None:
-        super().__init__(law, expected, found)
-        self.law, self.expected, self.found = law, expected, found
+    law: str
+    expected: int
+    found: int
 
     def __str__(self) -> str:
         return f"{self.law}: {self.expected} against {self.found}, a difference of {self.found - self.expected:+d}"
@@ -179,9 +152,9 @@ class NoProgressError(SeamlessError, TimeoutError):
     `found` says what did not move.
     """
 
-    def __init__(self, found: str, limit_s: float, setting: str = "") -> None:
-        super().__init__(found, limit_s, setting)
-        self.found, self.limit_s, self.setting = found, limit_s, setting
+    found: str
+    limit_s: float
+    setting: str = ""
 
     def __str__(self) -> str:
         limit, whose = f"seamless.watchdog.no_progress_s={self.limit_s:g} seconds", "every process"
@@ -196,142 +169,112 @@ class NoProgressError(SeamlessError, TimeoutError):
 class NotFiniteError(SeamlessError, ArithmeticError):
     """Numbers that are not finite would become weights, or are weights of a checkpoint; `found` says which."""
 
-    def __init__(self, found: str, way_out: str) -> None:
-        super().__init__(found, way_out)
-        self.found, self.way_out = found, way_out
-
-    def __str__(self) -> str:
-        return f"{self.found}. {self.way_out}"
+    found: str
+    way_out: str
+    TEXT = "{found}. {way_out}"
 
 
 class CheckpointError(SeamlessError, OSError):
     """The checkpoint of a step could not be saved, for a `reason` of the disk; the one before it stays."""
 
-    def __init__(self, step: int, folder: str, reason: str) -> None:
-        super().__init__(step, folder, reason)
-        self.step, self.folder, self.reason = step, folder, reason
-
-    def __str__(self) -> str:
-        return (
-            f"the checkpoint of step {self.step} could not be saved in {self.folder}: {self.reason}. Repair that, or "
-            "set trainer.default_local_dir to a folder on another disk. trainer.max_actor_ckpt_to_keep=1 keeps one only"
-        )
+    step: int
+    folder: str
+    reason: str
+    TEXT = (
+        "the checkpoint of step {step} could not be saved in {folder}: {reason}. Repair that, or "
+        "set trainer.default_local_dir to a folder on another disk. trainer.max_actor_ckpt_to_keep=1 keeps one only"
+    )
 
 
 class ActorLostError(SeamlessError, RuntimeError):
     """Actors died without which a run cannot go on; `actors` names them."""
 
-    def __init__(self, actors: str, reason: str) -> None:
-        super().__init__(actors, reason)
-        self.actors, self.reason = actors, reason
-
-    def __str__(self) -> str:
-        return f"{self.actors} died: {self.reason}"
+    actors: str
+    reason: str
+    TEXT = "{actors} died: {reason}"
 
 
 class SessionStuckError(SeamlessError, TimeoutError):
     """A session was ended since its group had waited for too long; `reason` says for what."""
 
-    def __init__(self, reason: str) -> None:
-        super().__init__(reason)
-        self.reason = reason
-
-    def __str__(self) -> str:
-        return self.reason
+    reason: str
+    TEXT = "{reason}"
 
 
 class SessionClosedError(SeamlessError, RuntimeError):
     """A closed session was asked for another turn, or to close again with another reason."""
 
-    def __init__(self, session: str, reason: str, refused: str) -> None:
-        super().__init__(session, reason, refused)
-        self.session, self.reason, self.refused = session, reason, refused
-
-    def __str__(self) -> str:
-        return f"session {self.session} is closed ({self.reason}) and takes no {self.refused}. Open a new session"
+    session: str
+    reason: str
+    refused: str
+    TEXT = "session {session} is closed ({reason}) and takes no {refused}. Open a new session"
 
 
 class TurnConflictError(SeamlessError, ValueError):
     """Two different turns have the same turn id."""
 
-    def __init__(self, session: str, turn_id: str, difference: str) -> None:
-        super().__init__(session, turn_id, difference)
-        self.session, self.turn_id, self.difference = session, turn_id, difference
-
-    def __str__(self) -> str:
-        return (
-            f"session {self.session}: turn_id={self.turn_id!r} is on record with another {self.difference}. "
-            "Give each turn its own id; repeat a turn only unchanged"
-        )
+    session: str
+    turn_id: str
+    difference: str
+    TEXT = (
+        "session {session}: turn_id={turn_id!r} is on record with another {difference}. "
+        "Give each turn its own id; repeat a turn only unchanged"
+    )
 
 
 class ReplicaLostError(SeamlessError, ConnectionError):
     """A replica is lost: its process died or its connection broke; the tokens that it streamed stay valid."""
 
-    def __init__(self, replica: str, reason: str) -> None:
-        super().__init__(replica, reason)
-        self.replica, self.reason = replica, reason
-
-    def __str__(self) -> str:
-        return f"replica {self.replica} is lost: {self.reason}"
+    replica: str
+    reason: str
+    TEXT = "replica {replica} is lost: {reason}"
 
 
 class ReplicaStateError(SeamlessError, RuntimeError):
     """A replica was asked for a state that cannot follow its present one; nothing changed."""
 
-    def __init__(self, replica: str, found: str, wanted: str, legal: str) -> None:
-        super().__init__(replica, found, wanted, legal)
-        self.replica, self.found, self.wanted, self.legal = replica, found, wanted, legal
-
-    def __str__(self) -> str:
-        return f"replica {self.replica} cannot go from {self.found} to {self.wanted}. From {self.found}: {self.legal}"
+    replica: str
+    found: str
+    wanted: str
+    legal: str
+    TEXT = "replica {replica} cannot go from {found} to {wanted}. From {found}: {legal}"
 
 
 class WeightsNotLoadedError(SeamlessError, RuntimeError):
     """A replica could not load new weights; it has the old ones, or a mix of both versions."""
 
-    def __init__(self, replica: str, version: int, reason: str) -> None:
-        super().__init__(replica, version, reason)
-        self.replica, self.version, self.reason = replica, version, reason
-
-    def __str__(self) -> str:
-        return f"replica {self.replica} could not load version {self.version}: {self.reason}"
+    replica: str
+    version: int
+    reason: str
+    TEXT = "replica {replica} could not load version {version}: {reason}"
 
 
 class ReplicaVersionError(SeamlessError, ValueError):
     """A replica has weights that it may not serve: their version is not the committed one."""
 
-    def __init__(self, replica: str, version: int, committed: int) -> None:
-        super().__init__(replica, version, committed)
-        self.replica, self.version, self.committed = replica, version, committed
-
-    def __str__(self) -> str:
-        return (
-            f"replica {self.replica}: version={self.version}, but the committed one is {self.committed}. "
-            "Commit the version before it is served, or sync the replica again"
-        )
+    replica: str
+    version: int
+    committed: int
+    TEXT = (
+        "replica {replica}: version={version}, but the committed one is {committed}. "
+        "Commit the version before it is served, or sync the replica again"
+    )
 
 
 class WireError(SeamlessError, ConnectionError):
     """The peer of a connection sent what cannot be decoded or accepted; the connection is closed."""
 
-    def __init__(self, peer: str, reason: str) -> None:
-        super().__init__(peer, reason)
-        self.peer, self.reason = peer, reason
-
-    def __str__(self) -> str:
-        return f"connection with {self.peer}: {self.reason}"
+    peer: str
+    reason: str
+    TEXT = "connection with {peer}: {reason}"
 
 
 class CallError(SeamlessError):
     """A call failed; the tokens that it had generated stay on record."""
 
-    def __init__(self, call_id: str, reason: str) -> None:
-        super().__init__(call_id, reason)
-        self.call_id, self.reason = call_id, reason
-
-    def __str__(self) -> str:
-        return f"call {self.call_id} failed: {self.reason}"
+    call_id: str
+    reason: str
+    TEXT = "call {call_id} failed: {reason}"
 
 
 class CallLossesError(CallError, RuntimeError):
@@ -349,12 +292,11 @@ class CallRefusedError(CallError, ValueError):
 class OutsideApiError(SeamlessError, RuntimeError):
     """A run refused what a program outside of it asked for; `retry_after` in seconds where waiting helps."""
 
-    def __init__(self, status: int, code: str, message: str, retry_after: float | None = None) -> None:
-        super().__init__(status, code, message, retry_after)
-        self.status, self.code, self.message, self.retry_after = status, code, message, retry_after
-
-    def __str__(self) -> str:
-        return f"{self.status} {self.code}: {self.message}"
+    status: int
+    code: str
+    message: str
+    retry_after: float | None = None
+    TEXT = "{status} {code}: {message}"
 
 
 class LeaseError(SeamlessError, ValueError):
@@ -363,20 +305,18 @@ class LeaseError(SeamlessError, ValueError):
     `how` is one word or two: expired, done, given back, refused, withdrawn or unknown.
     """
 
-    def __init__(self, lease_id: str, how: str, reason: str) -> None:
-        super().__init__(lease_id, how, reason)
-        self.lease_id, self.how, self.reason = lease_id, how, reason
-
-    def __str__(self) -> str:
-        return f"lease {self.lease_id} is {self.how}: {self.reason}. Lease another task"
+    lease_id: str
+    how: str
+    reason: str
+    TEXT = "lease {lease_id} is {how}: {reason}. Lease another task"
 
 
 class GroupsFailedError(SeamlessError, RuntimeError):
     """Too many groups of sessions failed in a row, without one in which an agent succeeded."""
 
-    def __init__(self, groups: int, key: str, last: str) -> None:
-        super().__init__(groups, key, last)
-        self.groups, self.key, self.last = groups, key, last
+    groups: int
+    key: str
+    last: str
 
     def __str__(self) -> str:
         return (
@@ -388,23 +328,20 @@ class GroupsFailedError(SeamlessError, RuntimeError):
 class GroupDroppedError(SeamlessError, RuntimeError):
     """Too few sessions of a group can be trained; verl replaces its prompt by another."""
 
-    def __init__(self, uid: str, trainable: int, total: int, needed: int, last: str) -> None:
-        super().__init__(uid, trainable, total, needed, last)
-        self.uid, self.trainable, self.total, self.needed, self.last = uid, trainable, total, needed, last
-
-    def __str__(self) -> str:
-        return (
-            f"prompt {self.uid} is dropped: {self.trainable} of its {self.total} sessions can be trained, and "
-            f"seamless.min_sessions needs {self.needed}. The last failure: {self.last}"
-        )
+    uid: str
+    trainable: int
+    total: int
+    needed: int
+    last: str
+    TEXT = (
+        "prompt {uid} is dropped: {trainable} of its {total} sessions can be trained, and "
+        "seamless.min_sessions needs {needed}. The last failure: {last}"
+    )
 
 
 class PlaneFailedError(SeamlessError, RuntimeError):
     """The data plane failed in a way that starting it again would not repair."""
 
-    def __init__(self, plane: str, reason: str) -> None:
-        super().__init__(plane, reason)
-        self.plane, self.reason = plane, reason
-
-    def __str__(self) -> str:
-        return f"{self.plane} has failed: {self.reason}"
+    plane: str
+    reason: str
+    TEXT = "{plane} has failed: {reason}"

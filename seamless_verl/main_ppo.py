@@ -20,7 +20,8 @@ from omegaconf import DictConfig, OmegaConf
 from seamless_verl.config import SeamlessConfig, preflight, register_search_path
 from seamless_verl.config.adopting import adopt, adopt_handover
 from seamless_verl.config.composing import composing, for_hydra, remove_run_folder
-from seamless_verl.config.settings import resolved_tree
+from seamless_verl.config.on_faith import on_faith
+from seamless_verl.config.settings import Settings, resolved_tree
 from seamless_verl.config.verl_keys import ENGINE, MODE_KEY, VERL_MODES, chosen_engine
 from seamless_verl.errors import ConfigError, exits_on_config_error, refuse
 from seamless_verl.platform.detect import can_only_be_cpu, on_cpu, set_cpu_environment, usual_platform
@@ -30,11 +31,11 @@ from seamless_verl.run_folder import (
     register_admin_files,
     register_checkpoints,
     register_resume,
+    viewing,
 )
 from seamless_verl.runtime.checkpoint_cleanup import refreshing_marker
 from seamless_verl.runtime.console import RUN_FILE, keep_cause, last_screen, lines_shown, say
 from seamless_verl.runtime.supervisor import set_log_folder, supervise
-from seamless_verl.runtime.view_process import viewing
 
 SUPERVISED = "SEAMLESS_SUPERVISED"
 TASK_RECORDS = (
@@ -193,7 +194,8 @@ def check_overrides(
         logger.warning(warning)
     handover = adopt_handover(config)
     engine = engine_of_ours(config, overrides)
-    for choice in () if unmade else (engine, chosen, None if anywhere else handover):
+    faith = None if unmade else on_faith(Settings.of(config, devices=None, accelerator=not uses_cpu(config)))
+    for choice in () if unmade else (engine, chosen, None if anywhere else handover, faith):
         if choice is not None:
             logger.info(choice)
     return seamless
@@ -305,7 +307,7 @@ def stop_ray() -> None:
 
 
 def plot_validation_curve(config: DictConfig) -> None:
-    from seamless_verl.trainer.validation_curve import ValidationCurve, text_plot
+    from seamless_verl.trainer.step_log import ValidationCurve, text_plot
 
     points = ValidationCurve.beside(config.trainer.default_local_dir).points()
     if len(points) > 1:

@@ -78,9 +78,19 @@ def log(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
 @pytest.fixture(scope="session")
 def nano(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the nano model (`model/`) and the arithmetic task (`train.parquet`, `val.parquet`)."""
+    return made_task("nano", tmp_path_factory)
+
+
+@pytest.fixture(scope="session")
+def moe(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """`nano` with a mixture of experts."""
+    return made_task("moe", tmp_path_factory)
+
+
+def made_task(size: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     from seamless_verl.tiny import make_arithmetic, make_model
 
-    folder = tmp_path_factory.mktemp("nano")
-    make_model("nano", 0, folder / "model")
+    folder = tmp_path_factory.mktemp(size)
+    make_model(size, 0, folder / "model")
     make_arithmetic(folder, 0, 256, 64)
     return folder

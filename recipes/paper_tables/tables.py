@@ -15,10 +15,9 @@ from statistics import mean
 
 from seamless_verl.cli.output import text_table
 from seamless_verl.resources.model_facts import ModelFacts
-from seamless_verl.tools.simulator.machine import Lengths, accelerator_named, machine_of, seats_of
-from seamless_verl.tools.simulator.scenario import BOTH, ROLLOUT, SCHEDULERS, Scenario, Scheduler
+from seamless_verl.tools.simulator.machine import ACCELERATORS, machine_of, seats_of
+from seamless_verl.tools.simulator.scenario import BOTH, ROLLOUT, SCHEDULERS, Scenario, Scheduler, SimulatedWorkload
 from seamless_verl.tools.simulator.simulate import Result, simulate
-from seamless_verl.tools.simulator.workload import SimulatedWorkload
 
 HERE = Path(__file__).parent
 DEVICE, CACHE_SHARE, MOST_SEATS = "h800", 0.6, 256
@@ -85,8 +84,8 @@ def simulated(table: Table, devices: int, *, steps: int, seeds: int) -> dict[str
     workload, unit = table.workload, table.replica
     samples = [turns for n in range(100) for turns in workload.group(1, n)]
     context = workload.prompt_tokens + mean(sum(t.tokens + t.tool_tokens for t in turns) for turns in samples)
-    accelerator = accelerator_named(DEVICE)
-    machine = machine_of(accelerator, model, unit, Lengths(context, recompute=True), updates=1)
+    accelerator = ACCELERATORS[DEVICE]
+    machine = machine_of(accelerator, model, unit, length=context, recompute=True)
     seats = seats_of(accelerator, model, unit, context=context, share=CACHE_SHARE, most=MOST_SEATS)
     found: dict[str, list[Result]] = {}
     for name, tags, scheduler in arms(devices // unit):

@@ -1,22 +1,15 @@
 """Which prompts each agent loop worker was assigned, and what becomes of them when it dies: another begins them again.
 
-verl hands prompts over and forgets them. Assignments are owned by the agent loop manager. Under its lock a lost worker
-is dealt with, so that a prompt has one worker.
+Assignments are owned by the agent loop manager; under its lock a lost worker is dealt with, so that a prompt has one
+worker. Of a prompt of a worker that died:
+- whose group was handed over, but not marked as ended: it is marked now;
+- that was deferred at this moment: its sessions are dropped as `deferred`;
+- with which `PROMPT_DEATHS` workers had died before: its group is dropped as failed, for its agent may be what kills;
+- any other: its rows are cleared, and the new worker runs it under the same uid.
 
-| the group of a prompt of a worker that died | what happens |
-|---|---|
-| of training, was handed over, but not marked as ended | it is marked now |
-| was deferred at this moment | its sessions are dropped as `deferred` |
-| runs, and `PROMPT_DEATHS` workers have died with it before | it is dropped as failed: its agent may be what kills |
-| runs | its rows, if there are any, are cleared; the new worker runs it under the same uid |
-
-| a session of a group that begins again | what happens |
-|---|---|
-| its agent had ended | the new worker takes it up, as a resumed run does |
-| a runner works on it | the runner goes on, and the new worker waits for its result |
-| its agent ran in the worker, or below it | it is dropped as `session`, and the agent begins again, with its replies |
-
-A call of verl's own loops, which has no session, is ended with the prompts of the worker.
+Of the sessions of a group that begins again, one whose agent had ended is taken up, one that a runner works on goes on,
+and one whose agent ran in the worker is dropped as `session` and begins again, with its replies. A call of verl's own
+loops, which has no session, is ended with the prompts of the worker.
 """
 
 from __future__ import annotations
@@ -71,9 +64,7 @@ class Assignments:
         self.full = PRUNED
 
     def add(self, number: int, batch: Any, deaths: Mapping[str, int] | None = None) -> None:
-        """Worker `number` is given this batch, again if it was given before; `deaths` are those of prompts begun
-        again.
-        """
+        """Worker `number` is given this batch, perhaps again; `deaths` are those of prompts begun again."""
         partition = VALIDATION if tu.get(batch, "validate", False) else TRAIN
         firsts = column(batch, FIRST) if FIRST in batch else [0] * len(batch)
         for place, (uid, first) in enumerate(zip(column(batch, "uid"), firsts, strict=True)):

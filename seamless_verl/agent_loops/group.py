@@ -4,10 +4,10 @@ A session that fails, or leaves nothing to train, is left out of its group. A gr
 `needed` are left is dropped as a whole, and verl replaces its prompt by another.
 
 Invariants:
-- Each session ends once, and the last one hands the group over: all its rows are put, or none.
+- Each session ends once, and the last one hands the group over, which nothing interrupts: all its rows are put, or
+  none.
 - Each session of the gateway is acknowledged once, as kept or as dropped.
 - A group that is deferred while sessions of it run puts nothing.
-- Sessions that are ended since they are stuck fail; no hand-over is interrupted by that.
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from array import array
 from typing import Any, ClassVar
 from weakref import WeakValueDictionary
 
@@ -14,17 +15,46 @@ from seamless_verl.agent_loops.group import GROUP
 from seamless_verl.agent_loops.rows import GENERATED_VERSIONS
 from seamless_verl.data_plane.client import await_reply, plane_for
 from seamless_verl.data_plane.settings import Generated
-from seamless_verl.trajectory.records import Finish
+from seamless_verl.trajectory.records import TOKEN, Finish
+from seamless_verl.trajectory.routes import Routes, joined
 
 LIMITS = ("max_tokens", "max_new_tokens")  # the second is sglang's name, which verl takes too
 MEDIA = {"image_data": "image", "video_data": "video", "audio_data": "audio"}  # verl's names, and vLLM's
 UNUSED = ("priority", "mm_processor_output")  # the data plane orders calls; the second is for sglang
 
+NO_ROUTES = "routes were asked for, and the reply has none. Look into the replicas' logs for what their engines lack"
+
 
 class Versions(list[int]):
     """The weight version of each token that a conversation generated; it grows with every turn, for a loop of
     several turns keeps the `extra_fields` of its first turn.
+
+    `ids` are those of its last turn, prompt and reply. `routes`, where engines return them, has a row for each but the
+    first of them: a later turn keeps those of what it repeats.
     """
+
+    ids: array[int] = array(TOKEN)
+    routes: Routes | None = None
+
+    def routes_from(self, prompt_ids: list[int]) -> int:
+        """The first of the prompt's tokens, but the very first, whose route is not known."""
+        known = 0 if self.routes is None else len(self.routes) + 1
+        same = next((i for i, pair in enumerate(zip(self.ids, prompt_ids, strict=False)) if pair[0] != pair[1]), None)
+        return max(1, min(known, len(prompt_ids) if same is None else same))
+
+    def known(self, routes_from: int) -> list[Routes]:
+        """The routes before that token, as they are now: another call of the conversation may take their place."""
+        return [] if self.routes is None else [self.routes.part(0, routes_from - 1)]
+
+    def add(self, prompt_ids: list[int], generated: Generated, known: list[Routes] | None) -> None:
+        """A turn with this prompt, behind whose `known` routes the others were asked for; ValueError if it has none."""
+        self.extend(generated.versions)
+        if known is None:
+            return
+        if generated.routes is None:
+            raise ValueError(NO_ROUTES)
+        self.routes = joined([*known, generated.routes])
+        self.ids = array(TOKEN, [*prompt_ids, *generated.ids])
 
 
 class SeamlessClient(FullyAsyncLLMServerClient):  # type: ignore[misc]
@@ -43,10 +73,13 @@ class SeamlessClient(FullyAsyncLLMServerClient):  # type: ignore[misc]
         ids, name = normalize_token_ids(prompt_ids), str(request_id)
         fields, group = self.sampling_fields(len(ids), sampling_params), GROUP.get(None)
         of = ("", False) if group is None else (group.uid, group.validation)
-        call = plane_for(self.config, name).generate.remote(name, ids, fields, *of, packed_media(extra))
-        generated = await await_reply(call, cancels=True)
         versions = self.conversations.setdefault(name, Versions())
-        versions.extend(generated.versions)
+        replayed = self.config.actor_rollout_ref.rollout.get("enable_rollout_routing_replay") and not of[1]
+        routes_from = versions.routes_from(ids) if replayed else None
+        known = None if routes_from is None else versions.known(routes_from)
+        call = plane_for(self.config, name).generate.remote(name, ids, fields, *of, packed_media(extra), routes_from)
+        generated = await await_reply(call, cancels=True)
+        versions.add(ids, generated, known)
         return output_of(generated, versions)
 
     def sampling_fields(self, prompt_length: int, requested: dict[str, Any]) -> dict[str, Any]:
@@ -95,4 +128,5 @@ def output_of(generated: Generated, versions: Versions) -> TokenOutput:
             "global_steps": newest,
             GENERATED_VERSIONS: versions,
         },
+        routed_experts=None if versions.routes is None else versions.routes.array(),
     )

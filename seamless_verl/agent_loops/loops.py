@@ -1,23 +1,7 @@
 """Agent loops of verl that run a user's own agent against a session of the gateway.
 
-They are entries of the file `actor_rollout_ref.rollout.agent.agent_loop_config_path`, as verl's own loops are:
-
-    - name: calculator
-      _target_: seamless_verl.agent_loops.loops.CallableAgentLoop
-      agent: path/to/agent.py:run
-      time_limit_s: 60
-    - name: shell
-      _target_: seamless_verl.agent_loops.loops.CommandAgentLoop
-      command: [python, agent.py]
-      session: {max_turns: 20, max_tokens: 8192, max_concurrent: 4}
-      sampling: {min_p: 0.02, seed: 7}
-      limits: {cpu_s: 30, file_bytes: 10485760}
-    - name: fleet
-      _target_: seamless_verl.agent_loops.loops.RunnerAgentLoop
-      agent: coder
-      time_limit_s: 1800
-
-agents/settings.py has the schema of an entry.
+They are entries of the file `actor_rollout_ref.rollout.agent.agent_loop_config_path`, as verl's own loops are.
+docs/settings.md has examples, agents/settings.py the schema of an entry.
 """
 
 from __future__ import annotations
@@ -311,12 +295,8 @@ def dropped_as() -> DropReason:
 
 def closing_reason(outcome: AgentOutcome) -> Closed:
     """Why the session of an agent that ended so is closed."""
-    match outcome.status:
-        case AgentStatus.FINISHED:
-            return Closed.FINISHED
-        case AgentStatus.TIMED_OUT:
-            return Closed.TIMED_OUT
-    return Closed.FAILED
+    reasons = {AgentStatus.FINISHED: Closed.FINISHED, AgentStatus.TIMED_OUT: Closed.TIMED_OUT}
+    return reasons.get(outcome.status, Closed.FAILED)
 
 
 async def paused_seconds(plane: Any, session_id: str) -> float:

@@ -1,7 +1,6 @@
 """verl's manager of agent loops, with our workers; a worker that died is started again, and its prompts begin again.
 
-Owned state: the workers, and which prompts each was given. The trainer's threads give prompts and defer them, the
-watchdog's starts workers again; one lock orders these.
+The trainer's threads give prompts and defer them, the watchdog's starts workers again; one lock orders these.
 """
 
 from __future__ import annotations

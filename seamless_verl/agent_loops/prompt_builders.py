@@ -1,9 +1,8 @@
 """What renders the prompts of verl's agent loops: made once for all loops of a worker, as are the prompts of a group.
 
-verl makes a loop for each session, and each loop makes a builder of its own, which asks the tokenizer for its special
-tokens and then renders a prompt that the group's other sessions have too. Together that was a fifth of a worker's time.
-verl's builders have no state but what they are made of, so that a loop gets a copy, and may change it. Those that also
-render images are made as verl makes them.
+verl makes a builder for each session, which asks the tokenizer for its special tokens and renders a prompt that the
+group's other sessions have too: a fifth of a worker's time. A loop gets a copy of one, and may change it; those that
+also render images are made as verl makes them.
 """
 
 from __future__ import annotations

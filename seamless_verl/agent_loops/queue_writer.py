@@ -1,8 +1,4 @@
-"""Writes rows to TransferQueue, those of many groups in one put.
-
-A put costs about the same for one row as for a hundred, and groups that began together end in bursts. So one put runs
-at a time, and rows that arrive meanwhile are written by the next one.
-"""
+"""Writes rows to TransferQueue, those of many groups in one put, which costs about the same for one row as for many."""
 
 from __future__ import annotations
 
@@ -36,8 +32,9 @@ class PendingWrite:
 
 
 class QueueWriter:
-    """A writer for one event loop. Owned state: the pending writes, the task that puts them, and since when a put
-    runs, on the monotonic clock.
+    """A writer for one event loop: one put runs at a time, and rows that arrive meanwhile are written by the next one.
+
+    Owned state: the pending writes, the task that puts them, and since when a put runs, on the monotonic clock.
     """
 
     def __init__(self) -> None:

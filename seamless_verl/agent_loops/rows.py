@@ -1,8 +1,4 @@
-"""Turns finished sessions into rows of TransferQueue.
-
-Each training sequence becomes verl's AgentLoopOutput, and then a row with the columns and tags that verl's trainer and
-replay buffer read.
-"""
+"""Turns finished sessions into rows of TransferQueue, with the columns and tags that verl's trainer and buffer read."""
 
 from __future__ import annotations
 
@@ -82,6 +78,7 @@ def output_of(
         response_mask=sequence.response_mask.tolist(),
         response_logprobs=sequence.rollout_log_probs.tolist(),
         reward_score=reward,
+        routed_experts=sequence.routes,
         num_turns=2 * session.turns,  # verl counts messages
         metrics=metrics,
         extra_fields={
@@ -157,8 +154,7 @@ def share_reward(outputs: Sequence[AgentLoopOutput]) -> None:
 def rows_of(outputs: Sequence[AgentLoopOutput], worker: Any, sample: Mapping[str, Any]) -> list[Row]:
     """One row for each output; `sample` has the prompt's columns, whose `uid` and `session_id` form the key.
 
-    `worker` is verl's: positions and inputs depend on its model. It says whether the run's advantage estimator
-    `compares_turns`.
+    `worker` is verl's: inputs depend on its model, and columns on whether its estimator `compares_turns`.
     """
     return [
         Row(f"{sample['uid']}_{sample['session_id']}_{i}", *_columns_and_tag(output, worker, sample))

@@ -1,10 +1,8 @@
 """How a session is sent to one of verl's reward workers, and how a message names what scores it.
 
-verl's batch of one session is pickled by writing a consolidated TensorDict with `torch.save`. For a reward function of
-a few lines that is a third of what scoring takes. As arrays it is a fifth of that.
-
-Each session is a call of its own: reward managers write into what they get, which sessions of a prompt would share if
-they were sent together, and a session whose score takes long holds no other up.
+verl's batch of one session is pickled by `torch.save`, for a short reward function a third of what scoring takes; as
+arrays it is a fifth of that. Each session is a call of its own: reward managers write into what they get, and one that
+takes long holds no other up.
 """
 
 from __future__ import annotations

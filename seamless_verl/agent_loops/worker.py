@@ -1,8 +1,7 @@
 """verl's agent loop workers, which store a group of sessions in one put and notify the data plane of its end.
 
-verl puts each session into TransferQueue by itself. Nothing reads a session before its group has ended, so here the
-last session of a group puts all of them. The workers are stopped before the data plane that they call. A session is
-trained only if its score is a finite number.
+Nothing reads a session before its group has ended, so the last one of a group puts all of them. A session is trained
+only if its score is a finite number.
 """
 
 from __future__ import annotations
@@ -240,7 +239,6 @@ class SeamlessAgentLoopWorker(plain_class(AgentLoopWorkerTQ)):  # type: ignore[m
             group.add(session, rows)
 
     def _agent_loop(self, name: str) -> Any:
-        """A new loop of that name."""
         if name not in self.loops:
             if name not in _agent_loop_registry:
                 problem = f"no agent loop has that name, only {sorted(_agent_loop_registry)}"

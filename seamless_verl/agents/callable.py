@@ -1,14 +1,9 @@
-"""Finds and runs an agent that is a Python callable, in this process.
-
-The callable is named as `pkg.module:name` or `path/to/file.py:name`. It shares the interpreter: whatever it breaks,
-blocks or leaks affects this process. Run untrusted code as a command instead.
+"""Finds and runs an agent that is a Python callable, in this process, which it shares: untrusted code is for a command.
 
 Blocking work gets a thread of its own for each piece. With a pool, agents that block would keep the clean-up of
-finished ones waiting.
-
-Coroutines of one event loop begin one after another, and between two of them the loop runs once for all others.
-Hundreds begin at once with a step of training, and each makes a client first: 45 ms of certificates for one of the
-OpenAI SDK. Without a pause they would keep connections waiting beyond their time limit, which is 5 s there.
+finished ones waiting. Coroutines of one event loop begin one after another, and between two of them the loop runs once
+for all others: hundreds begin at once, each makes a client first (45 ms of certificates for one of the OpenAI SDK), and
+without a pause connections would wait beyond their limit of 5 s.
 """
 
 from __future__ import annotations
@@ -146,16 +141,12 @@ async def call_agent(
     grace_s: float = GRACE_S,
     paused: PausedSeconds | None = None,
 ) -> AgentOutcome:
-    """Run `agent(task, endpoint)`, which gets a deep copy of the task, to a terminal outcome.
+    """Runs `agent(task, endpoint)`, which gets a deep copy of the task, to a terminal outcome.
 
-    The time limit counts the agent's own time, without the seconds that `paused` gives. At the limit, and
-    when the caller is cancelled, the agent is cancelled and has `grace_s` seconds to end; an agent that ignores this
-    keeps running, and nobody waits for it. An exception of the agent becomes FAILED. A cancellation of the caller is
-    raised again after the agent's end.
-
-    A callable that is no coroutine function runs in a thread of its own. A thread cannot be stopped: after the time
-    limit it keeps running until it returns or the process ends. A coroutine function waits to begin, and that wait does
-    not count toward its time limit.
+    The time limit counts the agent's own time, without the seconds that `paused` gives nor a coroutine's wait to begin.
+    At the limit, and when the caller is cancelled, the agent is cancelled and has `grace_s` seconds to end; one that
+    ignores this, as a thread of a plain function must, keeps running, and nobody waits for it. An exception becomes
+    FAILED. A cancellation of the caller is raised again after the agent's end.
     """
     if is_coroutine_function(agent):
         await wait_to_begin()

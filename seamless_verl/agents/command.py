@@ -1,13 +1,11 @@
-"""Runs an agent that is a command line, in a folder, an environment and processes of its own.
+"""Runs an agent that is a command line, in a folder, an environment and processes of its own. Linux only.
 
-It is no sandbox: the command has this user's rights, and can reach the network and the file system. It gets the
-task as JSON on standard input and in `task.json`, the session's address and key in environment variables, and a
-HOME and a TMPDIR of its own. It returns its exit code and, optionally, a reward in `reward.json` or posted to the
-session. Linux only: /proc and pidfds are used to find and end all its processes.
+It is no sandbox: the command has this user's rights. It gets the task as JSON on standard input and in `task.json`, the
+session's address and key in environment variables, and returns its exit code and, optionally, a reward in `reward.json`
+or posted to the session.
 
-Invariants: when `run_command` ends, in whatever way, no process of the command runs and its folder is deleted, but for
-what `keep_failed` has moved away. If this process is killed, Linux kills the command's first process with it; its
-other processes, and the folder, are left to the program that started this process.
+Invariant: when `run_command` ends, in whatever way, no process of the command runs and its folder is deleted, but for
+what `keep_failed` has moved away. If this process is killed, Linux kills the command's first process with it.
 """
 
 from __future__ import annotations
@@ -17,7 +15,7 @@ import os
 import signal
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -124,13 +122,10 @@ def question_of(task: Mapping[str, Any]) -> str | None:
 async def run_command(
     command: AgentCommand, task: Mapping[str, Any], endpoint: Endpoint, *, paused: PausedSeconds | None = None
 ) -> AgentOutcome:
-    """Run the command on the task to a terminal outcome.
+    """Runs the command on the task to a terminal outcome; its time limit does not count the seconds of `paused`.
 
-    Its time limit counts the agent's own time, without the seconds that `paused` gives. A cancellation of the caller
-    is raised again, after the clean-up.
-
-    Raises:
-        ConfigError: a template field that the task does not have. TypeError: a task that is not JSON.
+    A cancellation of the caller is raised again, after the clean-up. Raises ConfigError for a template field that the
+    task does not have, TypeError for a task that is not JSON.
     """
     task_json, question = json.dumps(dict(task)), question_of(task)
     scratch = Scratch.make()
@@ -138,8 +133,9 @@ async def run_command(
         more = {"session": endpoint.session_id}
         if question is not None:
             more |= {"question": question, "prompt_file": str(scratch.prompt_file)}
-        start = Start(command, command.arguments(more | dict(task)), command.folder_of(task), task_json, question)
-        outcome = await run_in(scratch, start, endpoint, paused)
+        arguments = command.arguments(more | dict(task))
+        fill = partial(scratch.fill, command.folder_of(task), task_json, question)
+        outcome = await run_in(scratch, command, arguments, fill, endpoint, paused)
         if command.keep_failed is not None and outcome.status is not AgentStatus.FINISHED:
             keep = partial(scratch.keep_work, Path(command.keep_failed), endpoint.session_id)
             kept = await wait_uncancelled(in_thread(keep, daemon=False))
@@ -149,25 +145,21 @@ async def run_command(
     return outcome
 
 
-@dataclass(frozen=True)
-class Start:
-    """A command with what one task makes of it: arguments, the folder to copy, the task as JSON and its question."""
-
-    command: AgentCommand
-    arguments: Sequence[str]
-    folder: Path | None
-    task: str
-    question: str | None
-
-
-async def run_in(scratch: Scratch, start: Start, endpoint: Endpoint, paused: PausedSeconds | None) -> AgentOutcome:
-    mark, limits = uuid.uuid4().hex, start.command.limits
-    env = start.command.environment(endpoint, scratch, mark)
+async def run_in(
+    scratch: Scratch,
+    command: AgentCommand,
+    arguments: Sequence[str],
+    fill: Callable[[], None],
+    endpoint: Endpoint,
+    paused: PausedSeconds | None,
+) -> AgentOutcome:
+    """Runs the command in its folder, after `fill` has filled that; it is left for the caller to remove."""
+    mark, limits = uuid.uuid4().hex, command.limits
+    env = command.environment(endpoint, scratch, mark)
     began, own_time = time.monotonic(), OwnTime(paused)  # with the copying: the session is open, and would end first
     try:
-        fill = partial(scratch.fill, start.folder, start.task, start.question)
         await wait_uncancelled(in_thread(fill, daemon=False))
-        child = Child(start.arguments, cwd=scratch.work, env=env, stdin=scratch.work / TASK, limits=limits)
+        child = Child(arguments, cwd=scratch.work, env=env, stdin=scratch.work / TASK, limits=limits)
     except (OSError, ValueError) as error:  # a full disk, no such folder, arguments too long or with a NUL
         return AgentOutcome(AgentStatus.FAILED, error=f"could not be started: {error}"[:ERROR_CHARS])
     survivors, exit_code = [child.pid], None

@@ -1,9 +1,8 @@
 """The first code of a command's process: sets its limits, ties its life to its parent's, and executes the command.
 
-A bare interpreter runs this file. Doing the same between fork and exec in the parent would copy the parent's page
-tables each time, and could hang when another thread of the parent holds a lock.
-
     launch.py PARENT_PID [RLIMIT_NAME=VALUE ...] -- COMMAND ...
+
+Between fork and exec in the parent this would copy its page tables, and could hang on a lock of another thread.
 """
 
 from __future__ import annotations

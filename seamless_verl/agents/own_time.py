@@ -1,9 +1,8 @@
 """The time limit of an agent, which counts its own time: not the seconds in which its calls waited for a replica, nor
-those in which this process stood still, as one whose container is paused or whose job is suspended.
+those in which this process stood still, as one whose container is paused.
 
-The seconds of calls are known only where the calls run, and that process begins at 0 when it is started again. So they
-are asked for a few times within the limit, and what was known by then is carried over: a restart makes an agent's time
-shorter by the seconds since the last question at most.
+The seconds of calls are known only where the calls run, in a process that begins at 0 when it is started again. So they
+are asked for a few times within the limit, and what was known by then is carried over.
 """
 
 from __future__ import annotations

@@ -1,19 +1,14 @@
 """Starts a command, reads its output, and ends every process of it, also those that left its process group. Linux.
 
-A process belongs to the command when it is in the session that the first process opened, or has the command's mark
-in the environment it was started with, or descends from a process that belongs to it. A daemon that forks twice,
-opens a session of its own and is adopted by init still has the mark; only one that also clears its environment
-escapes.
+A process belongs to the command when it is in the session that the first process opened, has the command's mark in the
+environment it was started with, or descends from one that belongs to it. Only a daemon that clears it escapes.
 
 Invariants:
-- The first process is waited for in `Child.close` only. Until then the ids of it, its group and its session cannot
-  be given to another process.
-- A signal is sent through a descriptor whose process was recognized after it was opened. So no foreign process is
-  ever signalled.
+- The first process is waited for in `Child.close` only, so that the ids of it, its group and its session stay its own.
+- A signal is sent through a descriptor whose process was recognized after it was opened: no foreign process gets one.
 - `written` counts the bytes read, `tail` is the last `tail_bytes` of them; nothing is read beyond the limit.
 
-`end_processes` blocks: it waits on descriptors, never for a fixed time. An asyncio subprocess is not used: it waits
-for the process at once, and for the end of the pipe, which a daemon can hold open.
+An asyncio subprocess waits for the process at once, and for the end of the pipe, which a daemon can hold open.
 """
 
 from __future__ import annotations
@@ -71,9 +66,8 @@ def has_mark(pid: int, mark: bytes) -> bool:
 
 
 def processes_of(leader: int, mark: bytes) -> list[ProcessEntry]:
-    """All running processes of the command whose first process, not yet waited for, is `leader`.
-
-    Without those that /proc hides, such as one that took another user's rights.
+    """The running processes, without those that /proc hides, of the command whose first, not waited for, is
+    `leader`.
     """
     first = read_process(leader)
     since = 0 if first is None else first.started  # its processes cannot be older
@@ -86,9 +80,9 @@ def processes_of(leader: int, mark: bytes) -> list[ProcessEntry]:
 
 
 def end_processes(leader: int, mark: bytes, grace_s: float) -> list[int]:
-    """Ask all processes of the command to end, and kill the rest `grace_s` seconds later; returns those still running.
+    """Asks all processes of the command to end, kills the rest `grace_s` seconds later, returns those still running.
 
-    It ends when two scans in a row find none: a process shows no environment at the moment of its exec.
+    It blocks. It ends when two scans in a row find none: a process shows no environment at the moment of its exec.
     """
     grace_over = time.monotonic() + grace_s
     give_up = grace_over + KILL_S

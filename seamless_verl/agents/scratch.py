@@ -80,10 +80,7 @@ class Scratch:
         return parse_reward(text)
 
     def keep_work(self, folder: Path, name: str) -> str:
-        """Moves the working folder into `folder`, under `name` and a random end; says where it is, or why it is not.
-
-        It names a whole path, since another process reads of it.
-        """
+        """Moves the working folder into `folder`, under `name` and a random end; says where it is, or why it is not."""
         kept = folder.absolute() / f"{name.replace(os.sep, '_')}-{self.root.name.removeprefix(PREFIX)}"
         try:
             folder.mkdir(parents=True, exist_ok=True)

@@ -1,7 +1,6 @@
 """The settings of one entry in the file of agent loops, for agents that run against a session of the gateway.
 
-A session's limits and sampling defaults are what the gateway's admin API takes when a session is opened. The run
-itself sets a session's lifetime, and the trainer the sampling parameters in `TRAINERS`; neither can be set here.
+The run itself sets a session's lifetime, and the trainer the sampling parameters in `TRAINERS`.
 """
 
 from __future__ import annotations

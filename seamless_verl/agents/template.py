@@ -1,14 +1,10 @@
-"""Fills the `{field}`s of a command with values of the task. `{{` and `}}` stand for the braces themselves.
+"""Fills the `{field}`s of a command with values of the task: `{extra_info.repo}`. `{{` and `}}` stand for braces.
 
-`{extra_info.repo}` is the value `repo` of the column `extra_info`.
-
-In a list each argument is filled by itself and no shell reads it. In a shell string every value is put between
-single quotes (`shlex.quote`), which the shell takes literally only outside of other quotes. So a field is refused
-inside quotes and comments, after `\\` or `$`, and next to constructs that read their contents a second time
-(backticks, `<<`, `((`, `$[`, `$'`). A template cannot notice a command that itself runs its argument as code
-(`eval`, `bash -c`, `ssh`), or that takes an argument with a leading `-` for an option: write `--` first. Values
-that are no text become JSON. The kernel takes at most 128 KiB for a shell string and for each argument; a command
-had better read long values from the task's file.
+In a list each argument is filled by itself. In a shell string every value is put between single quotes (`shlex.quote`),
+which the shell takes literally only outside of other quotes. So a field is refused inside quotes and comments, after
+`\\` or `$`, and next to constructs that read their contents a second time (backticks, `<<`, `((`, `$[`, `$'`). A
+template cannot notice a command that runs its argument as code (`eval`, `ssh`), or takes one with a leading `-` for an
+option. Values that are no text become JSON. The kernel takes at most 128 KiB for each argument.
 """
 
 from __future__ import annotations

@@ -1,18 +1,14 @@
-"""What verl's advantage estimators are not given, and what they may report: one call of an estimator of this package.
-
-verl calls a registered estimator with rewards, masks and groups, and takes advantages. The trainer gives the rest
-around that call, in the one thread that computes it.
-"""
+"""What verl's advantage estimators are not given, and what they may report: one call of one of this package's."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import torch
+
+from seamless_verl.algorithms import Given
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,25 +69,9 @@ class Estimate:
     metrics: dict[str, float] = field(default_factory=dict)
 
 
-_estimate: ContextVar[Estimate | None] = ContextVar("estimate", default=None)
-
-
-@contextmanager
-def during(estimate: Estimate) -> Iterator[None]:
-    """In the block, estimators find `estimate`."""
-    token = _estimate.set(estimate)
-    try:
-        yield
-    finally:
-        _estimate.reset(token)
-
-
-def this_estimate() -> Estimate:
-    """Of the call that runs. Settings that would lead here in another trainer mode are refused before the run."""
-    estimate = _estimate.get()
-    if estimate is None:
-        raise RuntimeError("this advantage estimator compares sessions: only trainer mode seamless tells them apart")
-    return estimate
+this_estimate = Given[Estimate](
+    "this advantage estimator compares sessions: only trainer mode seamless tells them apart"
+)
 
 
 def rewards_of_rows(token_level_rewards: torch.Tensor) -> torch.Tensor:

@@ -11,12 +11,10 @@ current one, from 0 to K, and its weight is that number + 1: the same. A step th
 
 What differs from the paper and its code (langfengQ/verl-agent, recipe/hgpo):
 
-- An observation is what `trajectory/turns.py` says: messages, of which only the hash is compared. The code compares
-  what an environment returned.
+- An observation is what `trajectory/turns.py` says: messages, of which only the hash is compared.
 - The code has one sequence for each step. Here a step's tokens may be in the middle of a sequence.
 - A group whose returns are equal has a_k = 0 exactly, also where rounding left a difference to their mean.
-- The advantage over whole sessions, which the code may add as one more group (`base_group`), is left out, as in its
-  published runs. So are its other exponents of the weights.
+- The code's group of whole sessions (`base_group`) is left out, as in its published runs, and so are other exponents.
 """
 
 from __future__ import annotations

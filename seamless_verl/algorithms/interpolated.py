@@ -10,11 +10,10 @@ that p would cost:
 
 with the versions v of the three. Two things are defined differently here, by what `algorithms/loss_call.py` knows:
 
-- v_t is not v_p + 1, but v_p plus the share of the update that is done. Before its first optimizer step the trained
-  policy *is* the proximal one, so a = 1 for every stale token: r = 1, nothing is clipped, and w is the exact ratio.
-- A token of the proximal version (v_b = v_p) has a = 0: b *is* the proximal policy, w = 1, and the loss is plain PPO's.
-  Before the first optimizer step the fraction is 0 / 0, and both ends of it name the same policy; 0 is the limit of
-  the later steps, and the loss stays plain PPO's.
+- v_t is not v_p + 1, but v_p plus the share of the update that is done: before its first optimizer step a = 1 for every
+  stale token, so that nothing is clipped, and w is the exact ratio.
+- A token of the proximal version has a = 0: w = 1, and the loss is plain PPO's. Before the first optimizer step the
+  fraction is 0 / 0, and 0 is the limit of the later steps.
 
 w is detached and at most `TRUNCATE`, as verl's `rollout_is=token` cuts it.
 """

@@ -1,8 +1,5 @@
 """What verl's policy losses are not given, and the corrections need: how old each token is, and where the update is.
 
-verl calls a registered loss with logprobs, advantages and a mask. The trainer's worker says the rest here, around
-that call, in the one thread that computes it.
-
 Versions are counted in weight versions and may be fractions. In step g the trainer begins with the weights of version
 g - 1 and commits version g. It makes U updates in a step (`parameter_sync_step`), each of K optimizer steps
 (mini-batches times epochs). Before optimizer step k (from 0) of update u (from 0)
@@ -13,12 +10,11 @@ g - 1 and commits version g. It makes U updates in a step (`parameter_sync_step`
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
 from dataclasses import dataclass
 
 import torch
+
+from seamless_verl.algorithms import Given
 
 CONTEXT = -1
 """The version of a token that no engine generated."""
@@ -41,22 +37,4 @@ class LossCall:
         return (self.proximal - self.versions.to(torch.float32)).clamp(min=0.0)
 
 
-_call: ContextVar[LossCall | None] = ContextVar("loss_call", default=None)
-
-
-@contextmanager
-def during(call: LossCall) -> Iterator[None]:
-    """In the block, losses find `call`."""
-    token = _call.set(call)
-    try:
-        yield
-    finally:
-        _call.reset(token)
-
-
-def this_call() -> LossCall:
-    """The call that runs. Settings that would lead here in another trainer mode are refused before the run."""
-    call = _call.get()
-    if call is None:
-        raise RuntimeError("this policy loss needs the versions of tokens: only trainer mode seamless gives them")
-    return call
+this_call = Given[LossCall]("this policy loss needs the versions of tokens: only trainer mode seamless gives them")

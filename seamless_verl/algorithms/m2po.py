@@ -6,10 +6,9 @@ M2PO, "Prosperity before Collapse: How Far Can Off-Policy RL Reach with Stale Da
     T = the tokens of the trust region: A > 0 and r > 1, or A < 0 and r < 1
     while the mean of (log r)^2 over T is above the threshold: mask the token of T with the largest one, take it out
 
-The loss is -r A of what remains, over all tokens. Tokens outside of T are never masked, as PPO's clip never stops
-them: which ones T has is written in the authors' code (github.com/Infini-AI-Lab/M2PO, verl/trainer/ppo/core_algos.py),
-which also keeps dual-clip PPO's bound for negative advantages, here verl's `clip_ratio_c`. AReaL's variant
-(`M2_THRESHOLD`) takes all tokens for T.
+The loss is -r A of what remains, over all tokens. Tokens outside of T are never masked, as PPO's clip never stops them:
+the authors' code has it so (github.com/Infini-AI-Lab/M2PO, verl/trainer/ppo/core_algos.py), with dual-clip PPO's bound
+for negative advantages, here verl's `clip_ratio_c`. AReaL's variant (`M2_THRESHOLD`) takes all tokens for T.
 
 Of tokens with the same (log r)^2 either none is masked or all are, so that the order of tokens does not matter. The
 mean is over the tokens of one call: a micro-batch of a rank.

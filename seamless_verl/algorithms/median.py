@@ -9,16 +9,14 @@ with rewards r, of which k differ from the median:
 The session at the median, the pivot, is left out of training: it has an advantage of 0, and would only count in the
 loss's denominators, entropy and KL terms. So G sessions are trained.
 
-Rewards of two values have median(|d|) = 0 in every group of odd size, for more than half of them are the median: of
-0, 0, 1 the formula makes 0, 0, 3000. Two bounds, which the authors do not have:
+Rewards of two values have median(|d|) = 0 in every group of odd size: of 0, 0, 1 the formula makes 0, 0, 3000. Two
+bounds, which the authors do not have:
 
-- Where median(|d|) is 0, the largest |d| takes its place: 0, 0, 1 gives 0, 0, 3 (2.997 with the 0.001). All k sessions
-  that differ then weigh n together, as far as they differ alike.
-- No advantage is above n or below -n: a median of |d| that is barely above 0 (0, 0.001, 1) is bounded too. n is what a
-  single session that differs has.
+- Where median(|d|) is 0, the largest |d| takes its place: 0, 0, 1 gives 0, 0, 3 (2.997 with the 0.001).
+- No advantage is above n or below -n, what a single session that differs has: 0, 0.001, 1 is bounded too.
 
-An even group, which a failed session leaves, has no pivot: its median is between two sessions, and all are trained.
-Of several sessions at the median the first is the pivot. A group of one has the advantage 0.
+An even group, which a failed session leaves, has no pivot, and all its sessions are trained. Of several sessions at the
+median the first is the pivot. A group of one has the advantage 0.
 """
 
 from __future__ import annotations

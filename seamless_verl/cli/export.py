@@ -6,44 +6,47 @@ Invariant: the output appears only when it is complete; until then an earlier fi
 from __future__ import annotations
 
 import argparse
-import os
-import shutil
+import json
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import islice
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, TypeAlias
 
-from seamless_verl.cli.output import WAY_OUT, format_count, import_package, refuse_special, write
+from seamless_verl.cli.output import format_count, import_package, write, writing
 from seamless_verl.cli.show import format_account, open_journal
 from seamless_verl.errors import ConfigError
 from seamless_verl.journal import GroupOutcome, JournalReader, Stage
 from seamless_verl.journal.recorded import TRAIN_ALL, parse_policy, recorded
 from seamless_verl.journal.stored import rebuild_record
+from seamless_verl.runtime.files import replaced_file
 from seamless_verl.trajectory.account import Account
-from seamless_verl.trajectory.export import rows, write_jsonl
-from seamless_verl.trajectory.sequences import assemble
+from seamless_verl.trajectory.sequences import Assembly, TrainingSequence, assemble
+from seamless_verl.trajectory.session import SessionRecord
 
 Row: TypeAlias = dict[str, Any]
 OR_JSONL = ", or take --format jsonl"
 JOURNAL_SUFFIXES = ("", "-wal", "-shm", "-lock")  # a journal consists of all these files
 BATCH_ROWS = 256  # in memory at once while a table is written
-TEXT_COLUMNS = ("uid", "session_id", "leaf_id", "closed")
-OUTCOME_COLUMNS = {"outcome": "string", "step": "int64", "validation": "bool_"}  # name: Arrow type
-LIST_COLUMNS = {  # name: Arrow type of its items
-    "turn_ids": "string",
-    "prompt_ids": "int32",
-    "response_ids": "int32",
-    "response_mask": "uint8",
-    "rollout_log_probs": "float32",
-    "weight_version": "int32",
-    "grammar": "uint8",
-    "span_turn_ids": "string",
-    "span_starts": "int32",
-    "span_stops": "int32",
-    "reward_names": "string",
-    "reward_values": "float64",
+ARRAYS = ("prompt_ids", "response_ids", "response_mask", "rollout_log_probs", "weight_version", "grammar")
+COLUMNS = {  # name: Arrow type, or that of its items where it is a list
+    **dict.fromkeys(("uid", "session_id", "leaf_id", "closed"), "string"),
+    "turn_ids": ["string"],
+    "prompt_ids": ["int32"],
+    "response_ids": ["int32"],
+    "response_mask": ["uint8"],
+    "rollout_log_probs": ["float32"],
+    "weight_version": ["int32"],
+    "grammar": ["uint8"],
+    "span_turn_ids": ["string"],
+    "span_starts": ["int32"],
+    "span_stops": ["int32"],
+    "reward_names": ["string"],
+    "reward_values": ["float64"],
+    "outcome": "string",
+    "step": "int64",
+    "validation": "bool_",
 }
 
 
@@ -64,24 +67,20 @@ def export_sessions(args: argparse.Namespace) -> None:
     """Raises ConfigError if there is no such policy, file or package, or the output cannot be written."""
     reader = open_journal(args.journal)
     parse_policy(args.policy or TRAIN_ALL)
-    _check_output(args.out, args.journal, folder=args.format == "datasets")
-    totals = ExportTotals()
-    entries = _export_rows(reader, args, totals)
-    try:
-        count = FORMATS[args.format](args.out, entries)
-    except OSError as error:
-        raise ConfigError("--out", str(args.out), str(error.strerror or error), WAY_OUT) from error
+    out, totals = args.out, ExportTotals()
+    if out.resolve() in [Path(f"{args.journal.resolve()}{suffix}") for suffix in JOURNAL_SUFFIXES]:
+        raise ConfigError("--out", str(out), "it is the journal itself", "Give a file of its own")
+    with writing("--out", out):
+        _check_place(out, folder=args.format == "datasets")
+        count = FORMATS[args.format](out, _export_rows(reader, args, totals))
     left_out = f", {format_count(totals.open, 'open session')} left out" if totals.open else ""
-    write(f"{format_count(count, 'row')} of {format_count(totals.sessions, 'session')} in {args.out}{left_out}")
+    write(f"{format_count(count, 'row')} of {format_count(totals.sessions, 'session')} in {out}{left_out}")
     queued = totals.queued
     waiting = f"; {queued.trained} of {queued.generated} more wait to be trained" if queued.generated else ""
     write(f"{format_account(totals.account)}{waiting}")
 
 
-def _check_output(out: Path, journal: Path, *, folder: bool) -> None:
-    if out.resolve() in [Path(f"{journal.resolve()}{suffix}") for suffix in JOURNAL_SUFFIXES]:
-        raise ConfigError("--out", str(out), "it is the journal itself", "Give a file of its own")
-    refuse_special("--out", out)
+def _check_place(out: Path, *, folder: bool) -> None:
     if not out.parent.is_dir():
         raise ConfigError("--out", str(out), f"there is no folder {out.parent}", "Make the folder first")
     if folder and out.exists():
@@ -114,27 +113,60 @@ def _export_rows(reader: JournalReader, args: argparse.Namespace, totals: Export
             yield row | outcome
 
 
+def rows(session: SessionRecord, assembly: Assembly) -> list[Row]:
+    """One row of plain values per training sequence; all rows of all sessions have the same columns.
+
+    Columns: uid, session_id, leaf_id, closed (str, empty while open), turn_ids (list of str), the six arrays of
+    TrainingSequence as lists, span_turn_ids, span_starts and span_stops (one entry per generated run of the response),
+    reward_names and reward_values (one entry per reward).
+    """
+    return [_row(session, sequence) for sequence in assembly.sequences]
+
+
+def _row(session: SessionRecord, sequence: TrainingSequence) -> Row:
+    return {
+        "uid": session.uid,
+        "session_id": session.session_id,
+        "leaf_id": sequence.leaf_id,
+        "closed": str(session.closed or ""),
+        "turn_ids": list(sequence.turn_ids),
+        **{name: getattr(sequence, name).tolist() for name in ARRAYS},
+        "span_turn_ids": [span.turn_id for span in sequence.spans],
+        "span_starts": [span.start for span in sequence.spans],
+        "span_stops": [span.stop for span in sequence.spans],
+        "reward_names": list(session.rewards),
+        "reward_values": list(session.rewards.values()),
+    }
+
+
+def write_jsonl(path: Path, entries: Iterable[Row]) -> int:
+    """Writes one JSON object a line; returns their number. ValueError for a number that is not finite."""
+    count = 0
+    with replaced_file(path) as temporary, temporary.open("w", encoding="utf-8") as out:
+        for entry in entries:
+            out.write(json.dumps(entry, ensure_ascii=False, allow_nan=False) + "\n")
+            count += 1
+    return count
+
+
 def write_parquet(path: Path, entries: Iterable[Row]) -> int:
     """Writes one Parquet file; returns the number of rows."""
     arrow, parquet = (import_package(name, "--format", "parquet", OR_JSONL) for name in ("pyarrow", "pyarrow.parquet"))
-    return _write_complete(path, partial(_write_batches, arrow, parquet.ParquetWriter, entries))
+    with replaced_file(path) as temporary:
+        return _write_batches(arrow, parquet.ParquetWriter, entries, temporary)
 
 
 def write_datasets(path: Path, entries: Iterable[Row]) -> int:
     """Writes a new folder for `datasets.load_from_disk`; returns the number of rows."""
     arrow, datasets = (import_package(name, "--format", "datasets", OR_JSONL) for name in ("pyarrow", "datasets"))
-
-    def save(folder: Path) -> int:
-        folder.mkdir()
-        stream = folder / "rows.arrow"
+    with TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as folder:
+        stream, whole = Path(folder, "rows.arrow"), Path(folder, "whole")
         count = _write_batches(arrow, arrow.ipc.new_stream, entries, stream)
         datasets.disable_progress_bars()
         shards = None if count else 1  # without rows it would write no shard, and `load_from_disk` needs one
-        datasets.Dataset.from_file(str(stream)).save_to_disk(str(folder / "whole"), num_shards=shards)
-        (folder / "whole").rename(path)
+        datasets.Dataset.from_file(str(stream)).save_to_disk(str(whole), num_shards=shards)
+        whole.rename(path)
         return count
-
-    return _write_complete(path, save)
 
 
 FORMATS: dict[str, Callable[[Path, Iterable[Row]], int]] = {
@@ -146,10 +178,10 @@ FORMATS: dict[str, Callable[[Path, Iterable[Row]], int]] = {
 
 def _write_batches(arrow: Any, writer: Callable[..., Any], entries: Iterable[Row], path: Path) -> int:
     """Writes the rows as Arrow record batches with one of pyarrow's writers; returns their number."""
-    columns = [(name, arrow.string()) for name in TEXT_COLUMNS]
-    columns += [(name, arrow.list_(getattr(arrow, kind)())) for name, kind in LIST_COLUMNS.items()]
-    columns += [(name, getattr(arrow, kind)()) for name, kind in OUTCOME_COLUMNS.items()]
-    schema = arrow.schema(columns)
+    schema = arrow.schema(
+        (name, getattr(arrow, kind)() if isinstance(kind, str) else arrow.list_(getattr(arrow, kind[0])()))
+        for name, kind in COLUMNS.items()
+    )
     count, remaining = 0, iter(entries)
     with writer(str(path), schema) as out:
         while batch := list(islice(remaining, BATCH_ROWS)):
@@ -157,17 +189,3 @@ def _write_batches(arrow: Any, writer: Callable[..., Any], entries: Iterable[Row
             out.write_batch(arrow.RecordBatch.from_pylist(batch, schema=schema))
             count += len(batch)
     return count
-
-
-def _write_complete(path: Path, write_to: Callable[[Path], int]) -> int:
-    """Writes a file or folder under a temporary name; a file then replaces `path`."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    try:
-        count = write_to(temporary)
-        if temporary.is_file():
-            temporary.replace(path)
-        return count
-    finally:
-        if temporary.is_dir():
-            shutil.rmtree(temporary)
-        temporary.unlink(missing_ok=True)

@@ -12,10 +12,11 @@ import re
 import sys
 from collections.abc import Sequence
 from importlib import import_module
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeAlias
 
 from seamless_verl.errors import ConfigError, JournalError, OutsideApiError
 
+Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 PROG = "seamless-verl"
 CHECK, CHECK_MODULE = "check", "seamless_verl.check"
 USER_ERROR, INTERRUPTED, BROKEN_PIPE = 2, 130, 141  # the last two as a shell reports death by SIGINT and SIGPIPE
@@ -96,6 +97,12 @@ def make_parser(command: str | None = None) -> argparse.ArgumentParser:
         else:
             commands.add_parser(name, help=about)
     return parser
+
+
+def add_parser(commands: Commands, name: str, about: str = "", *, more: str = "") -> argparse.ArgumentParser:
+    """Adds a command's parser; it is described by its line in COMMANDS, or by `about`, and by `more` sentences."""
+    about = about or COMMANDS[name]
+    return commands.add_parser(name, help=about, description=f"{about[0].upper()}{about[1:]}.{more}")
 
 
 def settings_first(arguments: Sequence[str], flags: Sequence[str], *, target: bool = True) -> list[str]:

@@ -3,47 +3,45 @@
 from __future__ import annotations
 
 import importlib
-import os
 import stat
 import sys
-from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from seamless_verl.errors import ConfigError
+from seamless_verl.runtime.files import write_atomically
 
 NEWLINE_AND_TAB = "\n\t"
 AGE_UNITS = (("d", 86400), ("h", 3600), ("m", 60))
 GAP = "  "  # between two columns
-WAY_OUT = "Give a place that can be written, or free the disk"
 
 
-def refuse_special(key: str, path: Path) -> None:
-    """ConfigError where a device, a pipe or a link is at `path`: a file that is renamed to it would replace it."""
+@contextmanager
+def writing(key: str, path: Path) -> Iterator[None]:
+    """In the block, an OSError is a ConfigError of the option `key`, which names the file `path`.
+
+    ConfigError also where a device, a pipe or a link is there: a file that is renamed to it would replace it.
+    """
+    with suppress(OSError):  # nothing is there; if it may not be looked at, it cannot be written
+        mode = path.lstat().st_mode
+        if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+            raise ConfigError(key, str(path), "it is a device or a link, which would be replaced", "Give a file")
     try:
-        mode = os.lstat(path).st_mode
-    except OSError:  # nothing is there; if it may not be looked at, it cannot be written
-        return
-    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
-        raise ConfigError(key, str(path), "it is a device or a link, which would be replaced", "Give a file")
+        yield
+    except OSError as error:
+        way_out = "Give a place that can be written, or free the disk"
+        raise ConfigError(key, str(path), str(error.strerror or error), way_out) from error
 
 
 def write_file(key: str, path: Path, text: str) -> None:
     """Raises ConfigError if the place is no file's, or it cannot be written; nothing is left beside it then."""
-    refuse_special(key, path)
-    if os.path.isdir(path):
-        raise ConfigError(key, str(path), "it is a folder", "Give a file")
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    try:
-        partial.write_text(text, encoding="utf-8")
-        partial.replace(path)
-    except OSError as error:
-        raise ConfigError(key, str(path), str(error.strerror or error), WAY_OUT) from error
-    finally:
-        with suppress(OSError):
-            partial.unlink(missing_ok=True)
+    with writing(key, path):
+        if path.is_dir():
+            raise ConfigError(key, str(path), "it is a folder", "Give a file")
+        write_atomically(path, text)
 
 
 def write(text: str) -> None:
@@ -104,19 +102,11 @@ def text_table(header: Sequence[str], rows: Iterable[Sequence[str]], *, align: s
 
     `align` has `<` (flush left) or `>` (flush right) for each column; the last character holds for all further
     columns, so that `<>` sets the first column left and the others right. Spaces at the end of a line are left out.
-
-    Raises:
-        ValueError: a row has more or fewer cells than the header, or `align` is empty or has another character.
     """
     lines = [header, *rows]
-    for line in lines:
-        if len(line) != len(header):
-            raise ValueError(f"row={line!r}: has {len(line)} cells, and the header {len(header)}: give as many")
-    if not align or set(align) - set("<>"):
-        raise ValueError(f"align={align!r}: give < or > for each column")
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    alignment = align.ljust(len(header), align[-1])
+    sides = align.ljust(len(header), align[-1])
     return "\n".join(
-        GAP.join(f"{cell:{side}{width}}" for cell, side, width in zip(line, alignment, widths, strict=False)).rstrip()
+        GAP.join(f"{cell:{side}{width}}" for cell, side, width in zip(line, sides, widths, strict=False)).rstrip()
         for line in lines
     )

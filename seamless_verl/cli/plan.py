@@ -5,55 +5,41 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
-from seamless_verl.cli.main import COMMANDS, OPTIMIZE
+from seamless_verl.cli.main import OPTIMIZE, Commands, add_parser
 from seamless_verl.cli.output import format_count, text_table, write
 from seamless_verl.errors import ConfigError, refuse
 from seamless_verl.resources.memory_fit import gigabytes, sizes
-from seamless_verl.resources.placement import PlannedDevice
 from seamless_verl.resources.plan import Plan, plan_to_json
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
-Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
-NAME = "plan"
 FLAGS = ("--json", "--optimize")  # its options that take no value
 OPTION = "--platform"
 PLATFORM_VARIABLE = "SEAMLESS_PLATFORM"
 HEADER = ("MACHINE", "GROUP", "DEVICES", "TAGS", "TRAINER", "REPLICAS", "ROLES", "PEAK", "IN PHASE")
-ABOUT = COMMANDS[NAME]
 
 
 def add_command(commands: Commands) -> None:
     """Adds the command to the tree of subcommands."""
-    plan = commands.add_parser(NAME, help=ABOUT, description=ABOUT[0].upper() + ABOUT[1:] + ".")
+    plan = add_parser(commands, "plan")
     plan.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="as for seamless_verl.main_ppo")
     plan.add_argument("--json", action="store_true", help="the plan as JSON")
     plan.add_argument("--config-dir", type=Path, metavar="FOLDER", help="of a config of your own; needs --config-name")
     plan.add_argument("--config-name", metavar="NAME", default="seamless_ppo_trainer")
     plan.add_argument(OPTION, metavar="NAME", help="accelerator or cpu, as platform=NAME; what this machine has")
-    add_search(plan)
-    plan.set_defaults(run=show_plan)
-
-
-def add_search(plan: argparse.ArgumentParser) -> None:
-    """The arguments of the search; `search` has those that nothing else reads."""
     plan.add_argument("--optimize", action="store_true", help="search layouts, sizes and staleness by simulation")
-    options = [
+    of_search = [
         plan.add_argument("--machines", metavar="COUNTxDEVICES", help="4x8; without it those of the config"),
-        plan.add_argument(
-            "--calibration", type=Path, metavar="FILE", help="times as `seamless-verl calibrate` found them"
-        ),
-        plan.add_argument(
-            "--device", metavar="NAME", help="without a calibration: a100, h100, h200 or h800, as published"
-        ),
+        plan.add_argument("--calibration", type=Path, metavar="FILE", help="times of `seamless-verl calibrate`"),
+        plan.add_argument("--device", metavar="NAME", help="published times instead: a100, h100, h200 or h800"),
         plan.add_argument("--median", type=int, metavar="TOKENS", help="of a turn's length; a quarter of the longest"),
         plan.add_argument("--sigma", type=float, default=0.8, help="of the logarithm of a turn's length"),
         plan.add_argument("--turns", type=int, default=1, help="calls of a session"),
@@ -62,17 +48,17 @@ def add_search(plan: argparse.ArgumentParser) -> None:
         plan.add_argument("--steps", type=int, default=12, help="of each simulated run"),
         plan.add_argument("--top", type=int, default=5, help="plans to print"),
     ]
-    plan.set_defaults(search=options)
+    plan.set_defaults(run=show_plan, search=of_search)
 
 
 def show_plan(args: argparse.Namespace) -> None:
     """Raises ConfigError for settings that have no plan; other reasons to refuse a run are printed as warnings."""
     if not args.optimize:
-        refuse(unread(args))
+        refuse(_read_by_the_search_alone(args))
     from seamless_verl.config import SeamlessConfig
     from seamless_verl.config.adopting import adopt
     from seamless_verl.config.checks import Settings, preflight_of_plan
-    from seamless_verl.config.planning import choose_handover, plan_of
+    from seamless_verl.config.planning import choose_handover, export_line, plan_of, routes_line
     from seamless_verl.platform.detect import on_cpu
 
     config = compose_config(args.config_dir, args.config_name, args.overrides, args.platform)
@@ -88,18 +74,20 @@ def show_plan(args: argparse.Namespace) -> None:
     for warning in warnings:
         sys.stderr.write(f"warning: {warning}\n")
     chosen = str(choose_handover(unmade)) if settings.mode == "seamless" else ""
-    lines = [*plan_lines(plan, chosen), *([] if correction is None else [correction])]
+    lines = [
+        *plan_lines(plan, chosen, export_line(unmade), routes_line(unmade)),
+        *([] if correction is None else [correction]),
+    ]
     write(plan_to_json(plan) if args.json else "\n".join(lines))
 
 
-def unread(args: argparse.Namespace) -> list[ConfigError]:
+def _read_by_the_search_alone(args: argparse.Namespace) -> list[ConfigError]:
     """A mistake for each argument of the search that was given."""
-    given = [(option.option_strings[0], getattr(args, option.dest), option.default) for option in args.search]
-    way_out = "Add --optimize to search, or leave it out"
+    reason, way_out = "is read by the search alone", "Add --optimize to search, or leave it out"
     return [
-        ConfigError(name, str(value), "is read by the search alone", way_out)
-        for name, value, default in given
-        if value != default
+        ConfigError(option.option_strings[0], str(value), reason, way_out)
+        for option in args.search
+        if (value := getattr(args, option.dest)) != option.default
     ]
 
 
@@ -139,10 +127,11 @@ def default_platform(name: str) -> Iterator[None]:
             os.environ[PLATFORM_VARIABLE] = before
 
 
-def plan_lines(plan: Plan, handover: str = "") -> Iterator[str]:
+def plan_lines(plan: Plan, handover: str = "", export: str = "", routes: str = "") -> Iterator[str]:
     """Lines for a terminal: the layout, a row per machine, and the resulting values of verl's fields.
 
-    `handover`: how devices change hands, and why.
+    `handover`: how devices change hands, and why. `export`: how weights leave the trainer. `routes`: what
+    those of a mixture take.
     """
     trainer = plan.trainer
     machines = len({device.node for device in plan.devices})
@@ -163,8 +152,7 @@ def plan_lines(plan: Plan, handover: str = "") -> Iterator[str]:
             yield f"host memory: up to {gigabytes(most.size)}{of} a machine ({sizes(most.parts)})"
     else:
         yield "memory: not estimated; that takes actor_rollout_ref.model.path here, all of it trained by Megatron"
-    if handover:
-        yield handover
+    yield from filter(None, (export, routes, handover))
     yield ""
     yield text_table(HEADER, [_machine_row(plan, node) for node in range(machines)])
     yield ""
@@ -177,29 +165,25 @@ def _machine_row(plan: Plan, node: int) -> tuple[str, ...]:
     ranks = [rank for rank, number in enumerate(plan.trainer.devices) if number in numbers]
     replicas = [f"{r.rank}{r.kind.value[0]}" for r in plan.replicas if numbers & set(r.devices)]
     roles = [place.tag for place in plan.places if numbers & set(place.devices)]
+    peak, phase = "-", "-"
+    if peaks := [peak for peak in plan.memory if peak.device in numbers and peak.parts]:
+        most = max(peaks, key=lambda peak: peak.peak.certain)
+        peak, phase = gigabytes(most.peak.certain), most.phase
+        peak += f" +{gigabytes(most.may_add)}" if most.may_add else ""
     return (
         str(node),
         devices[0].group,
-        format_ranges([device.number for device in devices]),
+        format_ranges(numbers),
         "+".join(devices[0].tags),
         format_ranges(ranks),
         " ".join(replicas) or "-",
         " ".join(roles) or "-",
-        *_peak_cells(plan, devices),
+        peak,
+        phase,
     )
 
 
-def _peak_cells(plan: Plan, devices: Sequence[PlannedDevice]) -> tuple[str, str]:
-    numbers = {device.number for device in devices}
-    peaks = [peak for peak in plan.memory if peak.device in numbers and peak.parts]
-    if not peaks:
-        return "-", "-"
-    most = max(peaks, key=lambda peak: peak.peak.certain)
-    more = f" +{gigabytes(most.may_add)}" if most.may_add else ""
-    return f"{gigabytes(most.peak.certain)}{more}", most.phase
-
-
-def format_ranges(numbers: Sequence[int]) -> str:
+def format_ranges(numbers: Iterable[int]) -> str:
     """The numbers in ascending order as 0-3,6; a dash if there are none."""
     runs: list[list[int]] = []
     for number in sorted(numbers):

@@ -8,7 +8,6 @@ import logging
 import os
 import re
 import shutil
-from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
 from socket import gethostname
@@ -18,7 +17,7 @@ import msgspec
 from seamless_verl.agents.callable import load_agent
 from seamless_verl.agents.command import AgentCommand
 from seamless_verl.agents.limits import CommandLimits
-from seamless_verl.cli.main import COMMANDS
+from seamless_verl.cli.main import Commands, add_parser
 from seamless_verl.client.admin_file import AdminFile
 from seamless_verl.client.connection import RunConnection
 from seamless_verl.client.http import checked_key, checked_url
@@ -33,43 +32,30 @@ VARIABLE = re.compile("[A-Z0-9_]*[A-Z][A-Z0-9_]*")  # a name that the shell woul
 LIMITS = [field.name for field in fields(CommandLimits) if field.name != "wall_s"]  # that one comes with each task
 
 
-def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = commands.add_parser("runner", help=COMMANDS["runner"])
+def add_command(commands: Commands) -> None:
+    parser = add_parser(commands, "runner")
     parser.add_argument("--connect", metavar="URL", help="the gateway's address, or that of a proxy before it")
     parser.add_argument(
         "--admin-file",
         metavar="FILE",
         help=f"the run's <journal>.admin.json: address and key; without it the key is in ${KEY_VARIABLE}",
     )
-    parser.add_argument(
-        "--agent",
-        action="append",
-        default=[],
-        metavar="[NAME=]PLACE:FUNCTION",
-        help=f"a function agent(task, endpoint), as package.module:run or path/agent.py:run; else NAME is {DEFAULT!r}",
-    )
-    parser.add_argument(
-        "--command",
-        action="append",
-        default=[],
-        metavar="[NAME=]TEXT",
-        help="an agent that is a command line for /bin/sh; {field} stands for a value of the task",
-    )
+    for option, metavar, text in (
+        (
+            "--agent",
+            "[NAME=]PLACE:FUNCTION",
+            f"a function agent(task, endpoint), as package.module:run or path/agent.py:run; else NAME is {DEFAULT!r}",
+        ),
+        (
+            "--command",
+            "[NAME=]TEXT",
+            "an agent that is a command line for /bin/sh; {field} stands for a value of the task",
+        ),
+        ("--env", "NAME[=VALUE]", "a variable of each command; without a VALUE, the runner's own"),
+        ("--limit", "KEY=NUMBER", f"a limit of each command: {', '.join(LIMITS)}"),
+    ):
+        parser.add_argument(option, action="append", default=[], metavar=metavar, help=text)
     parser.add_argument("--folder", help="copied to be the working folder of each command")
-    parser.add_argument(
-        "--env",
-        action="append",
-        default=[],
-        metavar="NAME[=VALUE]",
-        help="a variable of each command; without a VALUE, the runner's own",
-    )
-    parser.add_argument(
-        "--limit",
-        action="append",
-        default=[],
-        metavar="KEY=NUMBER",
-        help=f"a limit of each command: {', '.join(LIMITS)}",
-    )
     parser.add_argument("--keep-failed", metavar="FOLDER", help="where the working folders of commands that failed go")
     parser.add_argument("--slots", type=int, default=1, help="tasks at a time")
     parser.add_argument("--tasks", type=int, metavar="N", help="end after N tasks; without it, at SIGINT or SIGTERM")
@@ -84,10 +70,12 @@ def run(args: argparse.Namespace) -> None:
     """Runs until it is stopped; raises ConfigError for options that cannot work, OutsideApiError if it is refused."""
     url, key = place_of(args)
     agents = agents_of(args)
-    if args.slots < 1:
-        raise ConfigError("--slots", args.slots, "must be at least 1", "Leave it out for one task at a time")
-    if args.tasks is not None and args.tasks < 1:
-        raise ConfigError("--tasks", args.tasks, "must be at least 1", "Leave it out to run until SIGINT or SIGTERM")
+    for option, value, otherwise in (
+        ("--slots", args.slots, "for one task at a time"),
+        ("--tasks", args.tasks, "to run until SIGINT or SIGTERM"),
+    ):
+        if value is not None and value < 1:
+            raise ConfigError(option, value, "must be at least 1", f"Leave it out {otherwise}")
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)
     asyncio.run(work(url, key, agents, args))
@@ -117,19 +105,22 @@ def place_of(args: argparse.Namespace) -> tuple[str, str]:
 def agents_of(args: argparse.Namespace) -> dict[str, RunAgent]:
     """The agents by name; raises ConfigError for one that cannot be loaded, and for none."""
     agents: dict[str, RunAgent] = {}
-    for option, values in (("--agent", args.agent), ("--command", args.command)):
-        for value in values:
-            name, place = split_name(value)
-            if option == "--command" and VARIABLE.fullmatch(name) and not begins_a_command(place):
-                reason = f"{name}= is taken for the agent's name, and no command begins with {place.split()[:1]}"
-                way_out = f"If it is a variable of the shell, write {DEFAULT}={name}=..., or --env {name}=..."
-                raise ConfigError(option, value, reason, way_out)
-            if name in agents:
-                raise ConfigError(option, value, f"there is another agent {name!r}", "Give each a NAME= of its own")
-            if option == "--agent":
-                agents[name] = function_agent(load_agent(place, key=option))
-            else:
-                agents[name] = command_agent(command_of(place, args))
+    for option, value in [
+        *(("--agent", value) for value in args.agent),
+        *(("--command", value) for value in args.command),
+    ]:
+        name, place = split_name(value)
+        if option == "--command" and VARIABLE.fullmatch(name) and not _begins_a_command(place):
+            reason = f"{name}= is taken for the agent's name, and no command begins with {place.split()[:1]}"
+            way_out = f"If it is a variable of the shell, write {DEFAULT}={name}=..., or --env {name}=..."
+            raise ConfigError(option, value, reason, way_out)
+        if name in agents:
+            raise ConfigError(option, value, f"there is another agent {name!r}", "Give each a NAME= of its own")
+        agents[name] = (
+            function_agent(load_agent(place, key=option))
+            if option == "--agent"
+            else command_agent(command_of(place, args))
+        )
     if not agents:
         raise ConfigError("--agent", None, "is missing", "Name one as package.module:run, or give a --command")
     of_commands = {"--folder": args.folder, "--env": args.env, "--limit": args.limit, "--keep-failed": args.keep_failed}
@@ -139,46 +130,36 @@ def agents_of(args: argparse.Namespace) -> dict[str, RunAgent]:
     return agents
 
 
-def begins_a_command(text: str) -> bool:
+def _begins_a_command(text: str) -> bool:
     """Whether its first word is a program, or the path of one."""
     first = next(iter(text.split()), "")
     return "/" in first or shutil.which(first) is not None
 
 
 def command_of(text: str, args: argparse.Namespace) -> AgentCommand:
-    """A command with the folders, variables and limits of the options."""
-    return AgentCommand(
-        text,
-        folder=args.folder,
-        env=variables_of(args.env),
-        limits=limits_of(args.limit),
-        keep_failed=args.keep_failed,
-    )
+    """A command with the folders, variables and limits of the options.
 
-
-def variables_of(given: Sequence[str]) -> dict[str, str]:
-    """Those of --env; raises ConfigError for one that has no value here."""
-    variables: dict[str, str] = {}
-    for text in given:
-        name, equals, value = text.partition("=")
+    Raises ConfigError for a variable without a value here, a limit that there is not, and a bad value of one.
+    """
+    env: dict[str, str] = {}
+    for given in args.env:
+        name, equals, value = given.partition("=")
         if not name or not (equals or name in os.environ):
-            raise ConfigError("--env", text, "has no value", "Write NAME=VALUE, or NAME of a variable that is set here")
-        variables[name] = value if equals else os.environ[name]
-    return variables
-
-
-def limits_of(given: Sequence[str]) -> CommandLimits:
-    """Those of --limit; raises ConfigError for a limit that there is not, and for a bad value."""
-    values: dict[str, object] = {}
-    for text in given:
-        name, _, value = text.partition("=")
+            raise ConfigError(
+                "--env", given, "has no value", "Write NAME=VALUE, or NAME of a variable that is set here"
+            )
+        env[name] = value if equals else os.environ[name]
+    limits: dict[str, object] = {}
+    for given in args.limit:
+        name, _, value = given.partition("=")
         if name not in LIMITS:
-            raise ConfigError("--limit", text, f"there is no limit {name!r} to set", f"Valid: {', '.join(LIMITS)}")
+            raise ConfigError("--limit", given, f"there is no limit {name!r} to set", f"Valid: {', '.join(LIMITS)}")
         try:
-            values[name] = msgspec.json.decode(value)  # a number
+            limits[name] = msgspec.json.decode(value)  # a number
         except msgspec.DecodeError:
-            values[name] = value
-    return read(CommandLimits, values, key="--limit")
+            limits[name] = value
+    read_limits = read(CommandLimits, limits, key="--limit")
+    return AgentCommand(text, folder=args.folder, env=env, limits=read_limits, keep_failed=args.keep_failed)
 
 
 def split_name(value: str) -> tuple[str, str]:

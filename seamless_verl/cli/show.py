@@ -5,11 +5,9 @@ from __future__ import annotations
 import argparse
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from time import time
-from typing import Any
 
 from seamless_verl.cli.output import (
     NEWLINE_AND_TAB,
@@ -29,7 +27,6 @@ from seamless_verl.journal.stored import rebuild_record
 from seamless_verl.trajectory.account import Account
 from seamless_verl.trajectory.drift import Decode, find_drifts
 from seamless_verl.trajectory.sequences import assemble
-from seamless_verl.trajectory.session import SessionRecord
 from seamless_verl.trajectory.show import format_session
 from seamless_verl.trajectory.tree import PlacedTurn, concat_ids
 
@@ -39,13 +36,16 @@ NO_GATEWAY = f"{WAY_OUT}. A run without seamless.gateway.enabled=true has none"
 MAX_LISTED = 5  # sessions or journals named in an error message
 HEADER = ("SESSION", "UID", "STAGE", "REASON", "OUTCOME", "CALLS", "TOKENS", "OPENED", "AGE")
 ALIGN = "<<<<<>><>"
+LISTED = ("session_id", "uid", "stage", "opened_at", "calls", "tokens", "reason", "outcome")  # in JSON
 NO_WRITER = "No run writes this journal now. What is open was cut off with its run; the next one here abandons it"
 
 
 def open_journal(path: Path) -> JournalReader:
     """Raises ConfigError if there is no journal at `path`, or a newer release made it."""
     if path.is_dir():
-        raise ConfigError("JOURNAL", str(path), "it is a folder, and a journal is one file", _list_journals(path))
+        journals = sorted(map(str, [*path.glob(JOURNAL_FILE), *path.glob(f"*/{JOURNAL_FILE}")]))
+        way_out = f"There is {_list_some(journals)}" if journals else NO_GATEWAY
+        raise ConfigError("JOURNAL", str(path), "it is a folder, and a journal is one file", way_out)
     if not path.is_file():
         raise ConfigError("JOURNAL", str(path), "there is no such file", NO_GATEWAY)
     reader = JournalReader(path)
@@ -54,12 +54,6 @@ def open_journal(path: Path) -> JournalReader:
     except JournalError as error:
         raise ConfigError("JOURNAL", str(path), f"it cannot be read as a journal ({error.reason})", WAY_OUT) from error
     return reader
-
-
-def _list_journals(folder: Path) -> str:
-    """The journals in the folder or in its subfolders, by their usual name, as the way out of an error."""
-    journals = sorted(map(str, [*folder.glob(JOURNAL_FILE), *folder.glob(f"*/{JOURNAL_FILE}")]))
-    return f"There is {_list_some(journals)}" if journals else NO_GATEWAY
 
 
 def _list_some(names: list[str]) -> str:
@@ -87,21 +81,22 @@ def list_sessions(args: argparse.Namespace) -> None:
     if args.limit is not None and args.limit < 1:
         raise ConfigError("--limit", args.limit, "that lists nothing", "Give 1 or more, or leave it out")
     reader = open_journal(args.journal)
-    sessions = [session for session in reader.sessions() if _is_selected(session, args.uid, args.stage)]
+    sessions = [
+        session
+        for session in reader.sessions()
+        if args.uid in (None, session.uid) and args.stage in (None, str(session.stage))
+    ]
     listed = sessions[-args.limit :] if args.limit else sessions
     now = time()
     if args.json:
         for session in listed:
-            write(_json_line(session, now))
+            ages = {"opened": format_time(session.opened_at), "age_s": round(now - session.opened_at, 3)}
+            write(json.dumps({name: getattr(session, name) for name in LISTED} | ages))
         return
     table = text_table(HEADER, [_cells(session, now) for session in listed], align=ALIGN)
     write(f"{table}\n{_totals(sessions, len(listed))}")
     if any(session.stage is Stage.OPEN for session in sessions) and not reader.has_writer():
         write(NO_WRITER)
-
-
-def _is_selected(session: SessionSummary, uid: str | None, stage: str | None) -> bool:
-    return uid in (None, session.uid) and stage in (None, str(session.stage))
 
 
 def _cells(session: SessionSummary, now: float) -> tuple[str, ...]:
@@ -117,11 +112,6 @@ def _cells(session: SessionSummary, now: float) -> tuple[str, ...]:
         format_time(session.opened_at),
         format_age(now - session.opened_at),
     )
-
-
-def _json_line(session: SessionSummary, now: float) -> str:
-    ages = {"opened": format_time(session.opened_at), "age_s": round(now - session.opened_at, 3)}
-    return json.dumps({**asdict(session), **ages})
 
 
 def _totals(sessions: Sequence[SessionSummary], listed: int) -> str:
@@ -152,7 +142,9 @@ def show_session(args: argparse.Namespace) -> None:
     account = run.account(assemble(record, policy, run.version, run.limits, run.grammar).account)
     parts.append(f"{format_account(account)}, by {run.policy} at version {run.version}")
     if args.text and decode is not None:
-        parts += _drift_texts(record, decode)
+        for drift in find_drifts(record.tree, decode=decode):
+            parts += [f"drift of {escape(drift.turn_id)} at token {drift.at_token}, recorded:"]
+            parts += [quote(decode(drift.recorded_ids)), "replayed:", quote(decode(drift.replayed_ids))]
     if args.text or args.request:
         parts += [_format_turn(turn, decode if args.text else None, args.request) for turn in record.turns]
     write("\n".join(parts))
@@ -184,10 +176,7 @@ def load_decoder(model: Path) -> Decode:
         reason = f"it has no tokenizer that can be read: {error}"
         raise ConfigError("--model", str(model), reason, way_out) from error
 
-    def decode(ids: Sequence[int]) -> str:
-        return str(tokenizer.decode(list(ids), skip_special_tokens=False))
-
-    return decode
+    return lambda ids: str(tokenizer.decode(list(ids), skip_special_tokens=False))
 
 
 def _stored_facts(stored: StoredSession, run: Recorded) -> Iterator[str]:
@@ -213,13 +202,6 @@ def _stored_facts(stored: StoredSession, run: Recorded) -> Iterator[str]:
         yield f"without an end: {interrupted} (running or cut off; read here as cancelled)"
 
 
-def _drift_texts(record: SessionRecord, decode: Decode) -> Iterator[str]:
-    for drift in find_drifts(record.tree, decode=decode):
-        yield f"drift of {escape(drift.turn_id)} at token {drift.at_token}, recorded:"
-        yield quote(decode(drift.recorded_ids))
-        yield f"replayed:\n{quote(decode(drift.replayed_ids))}"
-
-
 def _format_turn(turn: PlacedTurn, decode: Decode | None, with_request: bool) -> str:
     new_ids = concat_ids(turn.prompt_end.path_from(turn.match_end))
     prompt_length = len(turn.prompt_ids())
@@ -228,9 +210,6 @@ def _format_turn(turn: PlacedTurn, decode: Decode | None, with_request: bool) ->
     if decode is not None:
         lines += ["  read, what is new:", quote(decode(new_ids)), "  wrote:", quote(decode(turn.generated_ids()))]
     if with_request:
-        lines += ["  request:", _quote_json(turn.request), "  reply:", _quote_json(turn.reply)]
+        for name, value in (("request", turn.request), ("reply", turn.reply)):
+            lines += [f"  {name}:", quote(json.dumps(value, indent=2, ensure_ascii=False))]
     return "\n".join(lines)
-
-
-def _quote_json(value: Mapping[str, Any]) -> str:
-    return quote(json.dumps(value, indent=2, ensure_ascii=False))

@@ -10,6 +10,7 @@ import asyncio
 import logging
 import random
 import secrets
+from contextlib import suppress
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -71,13 +72,10 @@ class RunConnection:
             return None  # a reply was lost, the request was repeated, and the run has taken its lease back
 
     async def _return_unseen(self, lease_id: str) -> None:
-        try:
+        # As it should be, there is no such lease; one that is not returned in time expires by itself.
+        with suppress(OutsideApiError, TimeoutError):
             async with asyncio.timeout(GIVE_BACK_S):
                 await self._post(f"/runner/leases/{lease_id}/return", TaskReturn("the runner was stopped"), dict)
-        except OutsideApiError:
-            pass  # as it should be: there is no such lease
-        except TimeoutError:
-            pass  # it then expires by itself
 
     async def heartbeat(self, lease: TaskLease) -> Heartbeat:
         """Extends the lease; raises OutsideApiError when it has ended."""

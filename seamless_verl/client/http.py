@@ -86,10 +86,6 @@ def tls(url: str, ca_file: str | None) -> ssl.SSLContext | bool:
         raise ConfigError("ca_file", ca_file, f"cannot be read: {error}", "Name a file of PEM certificates") from error
 
 
-def opening(uid: str, limits: Mapping[str, Any], sampling: Mapping[str, Any], metadata: Mapping[str, Any]) -> Any:
-    return {"uid": uid, "limits": dict(limits), "sampling": dict(sampling), "metadata": dict(metadata)}
-
-
 class Client:
     """A client without an event loop; also a context manager.
 
@@ -116,7 +112,7 @@ class Client:
         metadata: Mapping[str, Any] = {},
     ) -> OpenedSession:
         """Opens a session on the prompt `uid`; docs/agents.md has what `limits` and `sampling` take."""
-        body = opening(uid, limits, sampling, metadata)
+        body = {"uid": uid, "limits": dict(limits), "sampling": dict(sampling), "metadata": dict(metadata)}
         return read_reply(self._http.post("/admin/sessions", json=body), OpenedSession)
 
     def look(self, session_id: str) -> SessionView:
@@ -144,7 +140,7 @@ class Client:
 
 
 class AsyncClient:
-    """The same for an event loop; its methods raise what those of Client raise."""
+    """The methods of Client for an event loop, which raise the same."""
 
     def __init__(self, url: str, key: str, *, ca_file: str | None = None) -> None:
         self._http = httpx.AsyncClient(
@@ -153,7 +149,6 @@ class AsyncClient:
 
     @classmethod
     def from_file(cls, path: str | Path) -> Self:
-        """See Client.from_file."""
         found = AdminFile.read(path)
         return cls(found.url, found.key)
 
@@ -165,20 +160,17 @@ class AsyncClient:
         sampling: Mapping[str, Any] = {},
         metadata: Mapping[str, Any] = {},
     ) -> OpenedSession:
-        """See Client.open."""
-        body = opening(uid, limits, sampling, metadata)
+        body = {"uid": uid, "limits": dict(limits), "sampling": dict(sampling), "metadata": dict(metadata)}
         return read_reply(await self._http.post("/admin/sessions", json=body), OpenedSession)
 
     async def look(self, session_id: str) -> SessionView:
         return read_reply(await self._http.get(f"/admin/sessions/{session_id}"), SessionView)
 
     async def reward(self, session_id: str, reward: float, name: str = "reward") -> None:
-        """See Client.reward."""
         body = {"reward": reward, "name": name}
         read_reply(await self._http.post(f"/admin/sessions/{session_id}/reward", json=body), dict[str, Any])
 
     async def close_session(self, session_id: str, reason: str = "finished") -> SessionView:
-        """See Client.close_session."""
         reply = await self._http.post(f"/admin/sessions/{session_id}/close", json={"reason": reason})
         return read_reply(reply, SessionView)
 

@@ -1,9 +1,8 @@
 """The runner: leases tasks of a run and runs agents on them, several at a time, until it is stopped.
 
-States of a slot: ASKING for a task -> RUNNING its agent -> REPORTING -> ASKING. A runner that is stopped gives its
-tasks back. When a lease ends while its agent runs, because it expired or the run no longer wants the task, the agent
-is cancelled, and nothing is reported. A report that the run does not accept costs this one task: it has failed, or is
-refused. Only what concerns the runner itself, its key and its protocol's version, ends the runner.
+A slot is ASKING for a task, RUNNING its agent, REPORTING, ASKING. A runner that is stopped gives its tasks back. When a
+lease ends while its agent runs, the agent is cancelled, and nothing is reported. A report that the run does not accept
+costs this one task; only what concerns the runner itself, its key and its protocol's version, ends the runner.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from seamless_verl.config.checks import RefusedConfigError, preflight
+from seamless_verl.config.checks import preflight
 from seamless_verl.config.composing import register_search_path
 from seamless_verl.config.schema import CpuConfig, GatewayConfig, SeamlessConfig, usable_cores
 from seamless_verl.resources.tags import Layout
@@ -11,7 +11,6 @@ __all__ = [
     "CpuConfig",
     "GatewayConfig",
     "Layout",
-    "RefusedConfigError",
     "SeamlessConfig",
     "preflight",
     "register_search_path",

@@ -149,7 +149,7 @@ def _split(override: str) -> tuple[str, str | None]:
 
 def _unknown(key: str, value: str | None, override: str, cause: BaseException | None) -> ConfigError:
     """A key that the config lacks: of another of verl's engines, or with the nearest ones of the config."""
-    from seamless_verl.config.verl_keys import DEFAULT_ENGINE, ENGINE, engine_keys, engines, items_of
+    from seamless_verl.config.verl_keys import DEFAULT_ENGINE, ENGINE, MOVED, engine_keys, engines, items_of
 
     node = getattr(cause, "parent_node", None)
     root = node._get_root() if isinstance(node, DictConfig) else OmegaConf.create()
@@ -159,6 +159,8 @@ def _unknown(key: str, value: str | None, override: str, cause: BaseException | 
         default = ", verl's default engine" if other == DEFAULT_ENGINE else ""
         reason = f"has no {key}, which {ENGINE}={other} has{default}"
         return ConfigError(ENGINE, current, reason, f"Add {ENGINE}={other}")
+    if key in MOVED:
+        return ConfigError(key, value, "is not a key of verl 0.9.1", MOVED[key])
     known = GROUPS + [name for name, _ in items_of(OmegaConf.to_container(root)) if not name.startswith("hydra.")]
     last = key.rpartition(".")[2]
     near = [name for name in known if name.rpartition(".")[2] == last]  # the last part is known, its node is not

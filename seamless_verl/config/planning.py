@@ -8,10 +8,12 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, replace
 
-from seamless_verl.config import engine_kwargs
-from seamless_verl.config.model import WITHOUT_TE, model_config
+from seamless_verl.config.model import MODEL, WITHOUT_TE, model_config, text_config
 from seamless_verl.config.roles import (
-    MegatronSizes,
+    ENGINE_KWARGS,
+    MEGATRON,
+    VANILLA,
+    engine_option,
     has_hybrid_rollout,
     has_reward_model,
     has_standalone_rollout,
@@ -19,6 +21,8 @@ from seamless_verl.config.roles import (
     joins_cluster,
     needs_critic,
     needs_reference,
+    replica_sizes,
+    trainer_sizes,
     trains_adapter,
     uses_megatron,
 )
@@ -26,16 +30,14 @@ from seamless_verl.config.schema import Handover
 from seamless_verl.config.settings import Config, Settings
 from seamless_verl.resources.memory import EngineMemory, MemoryFacts, TrainingMemory
 from seamless_verl.resources.memory_fit import both_sides, gigabytes, host_bytes
-from seamless_verl.resources.model_facts import ModelFacts
-from seamless_verl.resources.parallel import ParallelSizes, ReplicaSizes
+from seamless_verl.resources.model_facts import EXPERT_COUNTS, ModelFacts
+from seamless_verl.resources.parallel import ParallelSizes
 from seamless_verl.resources.placement import Roles
 from seamless_verl.resources.plan import Plan, make_plan
 from seamless_verl.resources.tags import REFERENCE, REWARD, ROLLOUT, TEACHER, TRAIN, MachineGroup, Resources
 from seamless_verl.resources.visible_devices import VARIABLE, InstalledDevice, installed_devices, visible_devices
 
-ACTOR, ENGINE, MODEL = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "actor_rollout_ref.model"
-MEGATRON = f"{ACTOR}.megatron"
-ULYSSES = f"{ACTOR}.ulysses_sequence_parallel_size"
+ACTOR, ENGINE = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 
 
 def plan_of(settings: Settings) -> Plan:
@@ -53,8 +55,12 @@ def plan_by_tags(config: Config) -> Plan | None:
 
 
 def _plan(settings: Settings, facts: MemoryFacts | None) -> Plan:
-    parts = resources_of(settings), trainer_sizes(settings), replica_sizes(settings), roles_of(settings)
+    parts = resources_of(settings), _sizes(settings), replica_sizes(settings), roles_of(settings)
     return make_plan(*parts, facts)
+
+
+def _sizes(settings: Settings) -> ParallelSizes:
+    return trainer_sizes(settings) or ParallelSizes()
 
 
 HANDOVER, FREES = "seamless.handover", f"{ENGINE}.free_cache_engine"
@@ -108,6 +114,48 @@ def _by_memory(settings: Settings) -> HandoverChoice:
     return HandoverChoice(Handover.RELEASED, f"{needed}, of which {HEADROOM:.0%} may be planned, and {FREES}=True")
 
 
+MODEL_AXES = ("tensor_model", "pipeline_model", "expert_model", "expert_tensor")
+
+
+def export_line(settings: Settings) -> str:
+    """By which bridge Megatron's weights are exported, and whether the trainer waits for their staging, and why.
+
+    `weights/background.py` decides it in the workers, of the model that is built. Nothing for other engines.
+    """
+    if settings.mode != "seamless" or not uses_megatron(settings):
+        return ""
+    bridge = "mbridge" if settings.flag(VANILLA) else "Megatron-Bridge"
+    sizes = {f"{axis}_parallel_size": settings.integer(f"{MEGATRON}.{axis}_parallel_size", 1) for axis in MODEL_AXES}
+    why = [f"{name}={size}" for name, size in sizes.items() if size > 1]
+    why += ["param_offload=True"] if settings.flag(f"{MEGATRON}.param_offload") else []
+    config = model_config(settings, MODEL)
+    text = {} if config is None else text_config(config)
+    why += [f"{name}={text[name]}" for name in EXPERT_COUNTS if text.get(name)]
+    waits = f"the trainer waits for it ({', '.join(why)})" if why else "the trainer goes on"
+    return f"weights: exported by {bridge}; while they are staged, {waits}"
+
+
+ROUTES = f"{ENGINE}.enable_rollout_routing_replay"
+
+
+def routes_line(settings: Settings) -> str:
+    """What the routes take that engines return and R3 replays: an id for each layer, also of those without experts,
+    and chosen expert. Nothing of a run without them, or of a model that is not here."""
+    config = model_config(settings, MODEL) if settings.mode == "seamless" and settings.flag(ROUTES) else None
+    text = {} if config is None else text_config(config)
+    experts = next((text[name] for name in EXPERT_COUNTS if text.get(name)), 0)
+    layers, chosen = text.get("num_hidden_layers"), text.get("num_experts_per_tok")
+    if not experts or not layers or not chosen:
+        return ""
+    row = layers * chosen * (1 if experts <= ONE_BYTE else 2)
+    sessions = settings.integer("data.train_batch_size") * settings.integer(f"{ENGINE}.n", 1)
+    step = gigabytes(sessions * _longest(settings) * row)
+    return f"routes: {row:,} bytes a token in journal and rows, up to {step} for a step's {sessions:,} sessions"
+
+
+ONE_BYTE = 256  # experts whose ids are one byte each (trajectory/routes.py)
+
+
 def resources_of(settings: Settings) -> Resources:
     """The machines: by tags in our trainer, else as verl's pools have them."""
     given = settings.seamless.resources if settings.mode == "seamless" else None
@@ -122,27 +170,6 @@ def resources_of(settings: Settings) -> Resources:
     if has_teacher(settings):
         groups.append(_group(settings, "distillation", "teacher", (TEACHER,)))
     return Resources(tuple(groups))
-
-
-def trainer_sizes(settings: Settings) -> ParallelSizes:
-    if uses_megatron(settings):
-        sizes = MegatronSizes.read(settings)
-        return ParallelSizes(sizes.tensor, sizes.pipeline, sizes.context, sizes.expert, sizes.expert_tensor)
-    if settings.text(f"{ACTOR}.strategy").startswith("fsdp"):
-        return ParallelSizes(context=settings.integer(ULYSSES, 1), context_key=ULYSSES)
-    return ParallelSizes()
-
-
-def replica_sizes(settings: Settings) -> ReplicaSizes:
-    """The sizes of a replica: of all its servers, where prefill and decode are apart (verl's rollout/llm_server.py)."""
-    axes = ("tensor_model_parallel_size", "data_parallel_size", "pipeline_model_parallel_size")
-    tensor, data, pipeline = (settings.integer(f"{ENGINE}.{axis}", 1) for axis in axes)
-    apart = f"{ENGINE}.disaggregation"
-    if settings.flag(f"{apart}.enabled"):
-        decode = settings.integer(f"{apart}.decode_tensor_model_parallel_size", tensor)
-        tensor *= settings.integer(f"{apart}.prefill_replicas", 1)
-        tensor += decode * settings.integer(f"{apart}.decode_replicas", 1)
-    return ReplicaSizes(tensor, data, pipeline)
 
 
 def roles_of(settings: Settings) -> Roles:
@@ -223,7 +250,7 @@ def host_memory(settings: Settings) -> int | None:
 
 
 def training_memory(settings: Settings) -> TrainingMemory:
-    sizes = trainer_sizes(settings)
+    sizes = _sizes(settings)
     longest = -(-_longest(settings) // sizes.context)
     tokens = settings.integer(f"{ACTOR}.ppo_max_token_len_per_gpu", longest)
     if not settings.flag(f"{ACTOR}.use_dynamic_bsz"):
@@ -255,7 +282,7 @@ def _optimizer_on_host(settings: Settings) -> float:
 
 def engine_memory(settings: Settings) -> EngineMemory:
     utilization = settings.get(f"{ENGINE}.gpu_memory_utilization", 0.5)
-    cache = engine_kwargs.given(settings.get(engine_kwargs.KEY), "kv_cache_memory_bytes")
+    cache = engine_option(settings.get(ENGINE_KWARGS), "kv_cache_memory_bytes")
     value = 4 if settings.text(f"{ENGINE}.dtype", "bfloat16") in ("float32", "float") else 2
     mtp = all(settings.get(f"{MODEL}.mtp.{name}", False) for name in ("enable", "enable_rollout"))
     return EngineMemory(

@@ -9,10 +9,12 @@ Sources: megatron/core/parallel_state.py `initialize_model_parallel`, verl/utils
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from itertools import zip_longest
+from typing import Any
 
 from seamless_verl.config.settings import Settings
+from seamless_verl.resources.parallel import ParallelSizes, ReplicaSizes
 from seamless_verl.resources.tags import ROLLOUT as ROLLOUT_TAG
 from seamless_verl.resources.tags import TRAIN, Layout
 from seamless_verl.runtime.supervisor import LOCAL, named_cluster
@@ -43,6 +45,12 @@ def trains_adapter(settings: Settings) -> bool:
 def has_reward_model(settings: Settings) -> bool:
     legacy = settings.get("reward_model.enable")
     return bool(settings.get("reward.reward_model.enable", False) if legacy is None else legacy)
+
+
+def has_reward_pool(settings: Settings) -> bool:
+    """Whether the reward model has devices of its own; verl takes the older key, too."""
+    older = settings.get("reward_model.enable_resource_pool")
+    return settings.flag("reward.reward_model.enable_resource_pool") if older is None else bool(older)
 
 
 def has_teacher(settings: Settings) -> bool:
@@ -107,39 +115,9 @@ def brings_code(settings: Settings) -> bool:
 
 
 MEGATRON = "actor_rollout_ref.actor.megatron"
+VANILLA = f"{MEGATRON}.vanilla_mbridge"  # mbridge, and not Megatron-Bridge
 ROLLOUT_KEY = "actor_rollout_ref.rollout"
-
-
-@dataclass(frozen=True)
-class MegatronSizes:
-    """Process counts along Megatron's axes."""
-
-    tensor: int
-    pipeline: int
-    context: int
-    expert: int
-    expert_tensor: int
-
-    @classmethod
-    def read(cls, settings: Settings) -> MegatronSizes:
-        tensor = settings.integer(f"{MEGATRON}.tensor_model_parallel_size", 1)
-        return cls(
-            tensor=tensor,
-            pipeline=settings.integer(f"{MEGATRON}.pipeline_model_parallel_size", 1),
-            context=settings.integer(f"{MEGATRON}.context_parallel_size", 1),
-            expert=settings.integer(f"{MEGATRON}.expert_model_parallel_size", 1),
-            expert_tensor=settings.integer(f"{MEGATRON}.expert_tensor_parallel_size", tensor),
-        )
-
-    @property
-    def model(self) -> int:
-        """Processes that hold one copy of the dense layers and one sequence."""
-        return self.tensor * self.pipeline * self.context
-
-    @property
-    def experts(self) -> int:
-        """Processes that hold one copy of the experts."""
-        return self.expert_tensor * self.expert * self.pipeline
+ULYSSES = "actor_rollout_ref.actor.ulysses_sequence_parallel_size"
 
 
 def trainer_world(settings: Settings) -> int:
@@ -147,36 +125,62 @@ def trainer_world(settings: Settings) -> int:
     return settings.integer("trainer.nnodes") * settings.integer("trainer.n_gpus_per_node")
 
 
-def data_parallel_size(settings: Settings) -> int | None:
-    """Trainer ranks that see different sequences; None when the engine's division is not known."""
-    world = trainer_world(settings)
-    strategy = settings.text("actor_rollout_ref.actor.strategy")
-    if strategy == "megatron":
-        model = MegatronSizes.read(settings).model
-    elif strategy.startswith("fsdp"):
-        model = settings.integer("actor_rollout_ref.actor.ulysses_sequence_parallel_size", 1)
-    else:
-        return None
-    return world // model if world % model == 0 else None
-
-
-def sequence_parallel_size(settings: Settings) -> int | None:
-    """Trainer ranks that share one sequence, as micro-batches count them; None where the engine's are not known."""
+def trainer_sizes(settings: Settings) -> ParallelSizes | None:
+    """None where those of the trainer's engine are not known."""
     if uses_megatron(settings):
-        return MegatronSizes.read(settings).context
+        axes = ("tensor_model", "pipeline_model", "context", "expert_model")
+        tensor, pipeline, context, expert = (settings.integer(f"{MEGATRON}.{axis}_parallel_size", 1) for axis in axes)
+        expert_tensor = settings.integer(f"{MEGATRON}.expert_tensor_parallel_size", tensor)
+        return ParallelSizes(tensor, pipeline, context, expert, expert_tensor)
     if settings.text("actor_rollout_ref.actor.strategy").startswith("fsdp"):
-        return settings.integer("actor_rollout_ref.actor.ulysses_sequence_parallel_size", 1)
+        return ParallelSizes(context=settings.integer(ULYSSES, 1), context_key=ULYSSES)
     return None
 
 
-def replica_world(settings: Settings) -> int:
-    """Processes of one rollout replica."""
+def data_parallel_size(settings: Settings) -> int | None:
+    """Trainer ranks that see different sequences; None where their number is not known, or not whole."""
+    world, sizes = trainer_world(settings), trainer_sizes(settings)
+    return None if sizes is None or world % sizes.model else sizes.data(world)
+
+
+def replica_sizes(settings: Settings) -> ReplicaSizes:
+    """The sizes of a replica: of all its servers, where prefill and decode are apart (verl's rollout/llm_server.py)."""
     axes = ("tensor_model_parallel_size", "data_parallel_size", "pipeline_model_parallel_size")
     tensor, data, pipeline = (settings.integer(f"{ROLLOUT_KEY}.{axis}", 1) for axis in axes)
-    return tensor * data * pipeline
+    apart = f"{ROLLOUT_KEY}.disaggregation"
+    if settings.flag(f"{apart}.enabled"):
+        decode = settings.integer(f"{apart}.decode_tensor_model_parallel_size", tensor)
+        tensor *= settings.integer(f"{apart}.prefill_replicas", 1)
+        tensor += decode * settings.integer(f"{apart}.decode_replicas", 1)
+    return ReplicaSizes(tensor, data, pipeline)
 
 
 def standalone_devices(settings: Settings) -> int:
     """Devices of the standalone rollout pool, 0 when the mode has none."""
     nodes = settings.integer(f"{ROLLOUT_KEY}.nnodes", 0, least=0)
     return nodes * settings.integer(f"{ROLLOUT_KEY}.n_gpus_per_node", 0, least=0)
+
+
+ENGINE_KWARGS = "actor_rollout_ref.rollout.engine_kwargs.vllm"  # of vLLM; verl takes names with `_` and `-`
+
+
+def engine_option(kwargs: Any, name: str) -> Any:
+    """The value of the option `name`, written with `_`, in the node at ENGINE_KWARGS; None where it is not given."""
+    options = kwargs.items() if isinstance(kwargs, Mapping) else ()
+    return next((value for key, value in options if str(key).replace("-", "_") == name), None)
+
+
+def engines_parser(settings: Settings) -> str | None:
+    """The reasoning parser of the engines' own options, from either of its two places."""
+    kwargs = settings.get(ENGINE_KWARGS)
+    nodes = kwargs, engine_option(kwargs, "structured_outputs_config")
+    return next((str(parser) for node in nodes if (parser := engine_option(node, "reasoning_parser"))), None)
+
+
+def option_of(name: str, options: Sequence[str]) -> str | None:
+    """The last value of an option of `vllm serve`, written behind `=` or as the next item."""
+    value = None
+    for option, following in zip_longest(options, options[1:]):
+        if option.partition("=")[0].replace("_", "-") == name:
+            value = option.partition("=")[2] if "=" in option else following
+    return value

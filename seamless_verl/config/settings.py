@@ -1,5 +1,4 @@
-"""The inputs and outputs of checks: a composed config as plain values, the problems that checks find in it, and the
-error that carries all of them.
+"""The inputs and outputs of checks: a composed config as plain values, and the problems that checks find in it.
 
 Invariants: a read by dotted key gives a value of the expected type or raises ConfigError, never an error of omegaconf.
 A check returns problems; it does not raise.
@@ -10,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import wraps
 from typing import Annotated, Any, TypeAlias, cast
 
@@ -27,49 +26,27 @@ class AbsentError(ConfigError):
     """Data or a model does not exist; a recipe may be about to make it."""
 
 
-@dataclass(frozen=True)
-class Problem:
-    """A setting that cannot work, in the terms of ConfigError; a warning when it may still work.
+class Problem(ConfigError):
+    """A setting that cannot work, as a check returns it; a warning when it may still work.
 
     `unmade`: it concerns data or a model that is absent, or may be made anew before the run.
     """
 
-    key: str
-    value: object
-    reason: str
-    way_out: str
     warning: bool = False
     unmade: bool = False
 
     @classmethod
-    def of(cls, error: ConfigError, *, unmade: bool = False) -> Problem:
-        """The problem of one ConfigError: a warning for what is absent, where it may be `unmade` yet."""
-        absent = unmade and isinstance(error, AbsentError)
-        return cls(error.key, error.value, error.reason, error.way_out, warning=absent, unmade=absent)
-
-    @classmethod
     def all_of(cls, error: ConfigError, *, unmade: bool = False) -> list[Problem]:
-        """The problems of an error that may carry several."""
-        return [cls.of(mistake, unmade=unmade) for mistake in error.mistakes]
+        """The problems of an error that may carry several: warnings for what is absent, where it may be made yet."""
+        return [
+            cls(one.key, one.value, one.reason, one.way_out, warning=absent, unmade=absent)
+            for one in error.mistakes
+            for absent in [unmade and isinstance(one, AbsentError)]
+        ]
 
-    def __str__(self) -> str:
-        return str(ConfigError(self.key, self.value, self.reason, self.way_out))
-
-
-class RefusedConfigError(ConfigError):
-    """A config with at least one problem: it is the first, and its text lists the others, one a line."""
-
-    def __init__(self, first: Problem, *others: Problem) -> None:
-        super().__init__(first.key, first.value, first.reason, first.way_out)
-        self.problems = (first, *others)
-        self.args = self.problems
-
-    def __str__(self) -> str:
-        return "\n".join(str(problem) for problem in self.problems)
-
-    @property
-    def mistakes(self) -> tuple[ConfigError, ...]:
-        return tuple(ConfigError(item.key, item.value, item.reason, item.way_out) for item in self.problems)
+    def changed(self, **fields: Any) -> Problem:
+        """The same with other values of these fields."""
+        return Problem(**vars(self) | fields)
 
 
 VARIABLE = re.compile(r"\$\{oc\.env:(\w+)")
@@ -87,7 +64,7 @@ def named_by_variable(problem: Problem, config: Config) -> Problem:
     way_out = f"Set {found[0]} to another value, or s{problem.way_out[1:]}"
     if not problem.way_out.startswith("Set "):
         way_out = f"{problem.way_out}, or set {found[0]} to another value"
-    return replace(problem, key=f"${found[0]}", value=os.environ[found[0]], reason=reason, way_out=way_out)
+    return problem.changed(key=f"${found[0]}", value=os.environ[found[0]], reason=reason, way_out=way_out)
 
 
 MISSING = "???"

@@ -40,6 +40,18 @@ RESERVED_COLUMNS = frozenset(
 """Columns that the run computes, by the names that verl and this package give them. Data has none of these names: where
 no footer says so, an agent loop worker leaves them out."""
 
+MOVED = {
+    **{
+        f"{node}.megatron.grad_offload": f"Leave it out: verl 0.9.1 moves gradients with {node}.megatron.param_offload"
+        for node in ("actor_rollout_ref.actor", "actor_rollout_ref.ref", "critic")
+    },
+    **{
+        f"actor_rollout_ref.actor.policy_loss.{name}": f"Set actor_rollout_ref.actor.{name} instead"
+        for name in ("tau_pos", "tau_neg")
+    },
+}
+"""Keys of earlier releases of verl, with what is to be done; added with `+` they fail where a worker reads its node."""
+
 
 @cache
 def engines() -> tuple[str, ...]:

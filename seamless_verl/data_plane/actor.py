@@ -18,7 +18,7 @@ from typing import Any
 
 import ray
 
-from seamless_verl.data_plane.connections import LOSS_METRICS, ReplicaAddress
+from seamless_verl.data_plane.connections import ReplicaAddress
 from seamless_verl.data_plane.finished_sessions import (
     NO_NOTE,
     AgentResult,
@@ -26,9 +26,10 @@ from seamless_verl.data_plane.finished_sessions import (
     HandedNote,
     TakenUpSession,
 )
-from seamless_verl.data_plane.group_notifier import ConsecutiveFailures, GroupCounts, GroupEnd
+from seamless_verl.data_plane.group_notifier import GroupEnd
 from seamless_verl.data_plane.lease_book import TaskOrder, TaskResult
 from seamless_verl.data_plane.lifecycle import PlaneLifecycle
+from seamless_verl.data_plane.lost_replicas import LOSS_METRICS
 from seamless_verl.data_plane.lost_sessions import end_left
 from seamless_verl.data_plane.restart import StateStore
 from seamless_verl.data_plane.settings import Generated, PlaneSettings
@@ -43,6 +44,7 @@ from seamless_verl.rollout.restarts import ReplicaLoss
 from seamless_verl.runtime.process import stack_report
 from seamless_verl.trajectory.account import DropReason, drop_masked
 from seamless_verl.trajectory.records import Finish
+from seamless_verl.trajectory.routes import Routes, joined
 
 STREAM_INTERVAL = 64  # tokens in a chunk of a call whose reader waits for the end
 STATE_METRICS = {f"fleet/{state}" for state in ReplicaState} | LOSS_METRICS | CACHE_METRICS
@@ -55,7 +57,6 @@ class DataPlane(PlaneLifecycle):
     def __init__(
         self, settings: PlaneSettings, store: StateStore | None = None, paused_store: StateStore | None = None
     ) -> None:
-        self.failures, self.groups = ConsecutiveFailures(settings.max_failed_groups), GroupCounts()
         self.commands = dict[object, tuple[str, float]]()  # that have not ended, and when they came
         self.generating = dict[asyncio.Task[Any], str]()  # calls of `generate`, each with its group
         self.masked: Counter[DropReason] = Counter()  # tokens that the trainer masked
@@ -80,13 +81,13 @@ class DataPlane(PlaneLifecycle):
     async def given_up(self) -> dict[str, ReplicaLoss]:
         """The replicas that were given up, until another server is attached in their place."""
         await self.ensure_started()
-        return self.lost.given_up()
+        return self.lost.losses()
 
     async def taken_back(self, among: Collection[str] | None = None) -> list[str]:
         """The replicas that reply again and wait for weights, each once: the trainer may load them before a commit.
 
-        One that another data plane lost, and this one did not, waits there: it is among them if it serves here, for
-        to load it again takes next to nothing.
+        One that only another data plane lost waits there: it is among them if it serves here, since a second load costs
+        little.
         """
         await self.ensure_started()
         own = self.lost.take_unloaded(among)
@@ -113,13 +114,12 @@ class DataPlane(PlaneLifecycle):
             del self.commands[running]
 
     async def checked_metrics(self, loading: bool = False) -> dict[str, float]:
-        """Metrics of all data planes, after their conservation laws were checked and a replica was found to serve.
+        """Metrics of all data planes, after their laws were checked and a replica was found to serve.
 
-        While replicas are `loading` or are started again, or training has the devices of some, none need serve. Nor
-        where the first data plane was killed within a command that had stopped the routing here, which is repeated.
+        None need serve while replicas are `loading` or started again, while training has the devices of some, or where
+        a command of the first data plane, which was killed within it and is repeated, had stopped the routing here.
 
-        Raises IntegrityError, and ReplicaLostError where no replica serves or will, so that calls would wait for
-        ever.
+        Raises IntegrityError, and ReplicaLostError where no replica serves or will, so that calls would wait for ever.
         """
         await self.ensure_started()
         async with self.manager.exclusive():
@@ -141,8 +141,8 @@ class DataPlane(PlaneLifecycle):
 
     async def metrics(self) -> dict[str, float]:
         """Metrics of this data plane alone."""
-        metrics = self.fleet.metrics() | self.calls.metrics() | self.groups.metrics()
-        metrics |= {name: float(count) for name, count in self.connections.counts.items()}
+        metrics = self.fleet.metrics() | self.calls.metrics() | self.notifier.metrics()
+        metrics |= {name: float(count) for name, count in self.lost.counts.items()}
         metrics |= self.connections.cache_use.metrics()
         if self.sessions is None:
             return metrics
@@ -158,7 +158,7 @@ class DataPlane(PlaneLifecycle):
         await self.ensure_started()
         count = await self.notifier.wait(seen, timeout_s, enough)
         await self.ensure_started()
-        self.failures.check()
+        self.notifier.check()
         return count
 
     async def observe(self, urgent: Collection[str]) -> RolloutObservation:
@@ -188,7 +188,7 @@ class DataPlane(PlaneLifecycle):
         if not (self.settings.mirror or self.settings.restarts or others):
             return False
         if self.manager.in_state([replica_id], SERVING):
-            self.connections.stuck[replica_id] = detail
+            self.lost.stuck[replica_id] = detail
             self.fleet.lost(replica_id, detail)
         await self._on_others("give_up", replica_id, detail)
         return True
@@ -209,11 +209,12 @@ class DataPlane(PlaneLifecycle):
         group: str = "",
         validation: bool = False,
         media: bytes = b"",
+        routes_from: int | None = None,
     ) -> Generated:
         """Runs one call to its end; raises CallError if it failed for good.
 
-        `sampling` has vLLM's fields; calls of one `name` prefer the same replica. `group` is the uid of the prompt
-        that it is for, "" for none; `validation` says that it is not trained; `media` is that of EngineRequest.
+        `sampling` has vLLM's fields; calls of one `name` prefer the same replica. `group` is the uid of its prompt, ""
+        for none; a `validation` is not trained; `media` and `routes_from` are those of EngineRequest.
         """
         task = asyncio.current_task()
         assert task is not None
@@ -221,16 +222,20 @@ class DataPlane(PlaneLifecycle):
         try:
             await self.ensure_started()
             fields = {"stream_interval": STREAM_INTERVAL, **sampling}
-            call = Call(name, array("i", prompt_ids), fields, key=name, group=group, validation=validation, media=media)
-            generated = Generated()
+            of = {"key": name, "group": group, "validation": validation}
+            call = Call(name, array("i", prompt_ids), fields, media=media, routes_from=routes_from, **of)
+            generated, routes = Generated(), list[Routes | None]()
             async with aclosing(self.calls.stream(call)) as chunks:
                 async for chunk in chunks:
                     generated.ids.extend(chunk.ids)
                     generated.logprobs.extend(chunk.logprobs)
                     generated.versions.extend([chunk.version] * len(chunk.ids))
+                    routes += [chunk.prompt_routes] if chunk.prompt_routes is not None else []
+                    routes += [chunk.routes] if chunk.ids else []
                     if chunk.error is not None:
                         raise chunk.error
                     generated.finish = chunk.finish_reason or Finish.FAILED
+            generated.routes = joined(routes)
             return generated
         finally:
             del self.generating[task]
@@ -288,8 +293,9 @@ class DataPlane(PlaneLifecycle):
             await end_left(sessions, self.runner_tasks, set(uids), set(complete), unwanted)
 
     async def run_task(self, order: TaskOrder) -> TaskResult:
-        """Has a runner do the task; returns how it ended. A repetition returns the same, until its session is
-        acknowledged; a cancellation withdraws the task."""
+        """Has a runner do the task; returns how it ended, the same if it is repeated. A cancellation withdraws the
+        task.
+        """
         async with self._journaling():
             self.calls.group_began(str(order.opening.get("uid", "")))  # however late a runner takes it
             return await self.runner_tasks.run(order)
@@ -306,9 +312,7 @@ class DataPlane(PlaneLifecycle):
 
     async def notify_group_ended(self, end: GroupEnd) -> None:
         """A group of sessions has ended. Called on the first data plane, for the sessions of all."""
-        self.failures.add(end)
-        self.groups.add(end)
-        self.notifier.notify()
+        self.notifier.notify(end)
 
 
 def sum_metrics(metrics: list[dict[str, float]]) -> dict[str, float]:

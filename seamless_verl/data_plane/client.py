@@ -1,8 +1,7 @@
 """The data plane's clients: the trainer, which starts its actors, and agent loops, which look them up.
 
 Ray restarts an actor that died, on its own node, where its journal is, and repeats the calls that had no reply. The
-trainer commands the first actor, which commands the others. A hash of its name assigns a session or a call to one
-actor.
+trainer commands the first actor, which commands the others. A hash of its name assigns a session or a call to an actor.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ import ray
 from omegaconf import DictConfig, OmegaConf
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from seamless_verl.config import engine_kwargs
+from seamless_verl.config.roles import ENGINE_KWARGS, engine_option
 from seamless_verl.config.schema import JOURNAL_DAYS, SeamlessConfig
 from seamless_verl.data_plane.actor import DataPlane
 from seamless_verl.data_plane.finished_sessions import HandedNote, TakenUpSession
@@ -72,8 +71,9 @@ class DataPlaneClient:
         self.token = secrets.token_urlsafe()
         self.listen_s = float(seamless.watchdog.transition_s)
         self.socket_holders: list[Any] = []
-        chosen = plane_nodes(seamless.gateway.shards, nodes or all_nodes())
-        self.actors = [self._start(config, seamless, shard, node) for shard, node in enumerate(chosen)]
+        chosen = nodes or all_nodes()
+        shards = range(seamless.gateway.shards)
+        self.actors = [self._start(config, seamless, shard, chosen[shard % len(chosen)]) for shard in shards]
         self.actor = self.actors[0]
         self.urls = [actor.start.remote() for actor in self.actors]
         self.hosts: dict[str, str] = {}  # the address of each attached replica's host, by the replica's id
@@ -152,11 +152,6 @@ def all_nodes() -> list[str]:
     return [own, *(node for node in alive if node != own)]
 
 
-def plane_nodes(shards: int, nodes: Sequence[str]) -> list[str]:
-    """The node of each data plane: these in turn."""
-    return [nodes[shard % len(nodes)] for shard in range(shards)]
-
-
 def plane_settings(
     config: DictConfig, seamless: SeamlessConfig, shard: int, token: str, sessions: SessionSettings | None
 ) -> PlaneSettings:
@@ -170,7 +165,7 @@ def plane_settings(
         max_failed_groups=seamless.gateway.max_failed_groups,
         transition_s=seamless.watchdog.transition_s,
         restarts=seamless.restarts > 0,
-        grammars_resume=engine_kwargs.given(OmegaConf.select(config, engine_kwargs.KEY), "scheduler_cls") is None,
+        grammars_resume=engine_option(OmegaConf.select(config, ENGINE_KWARGS), "scheduler_cls") is None,
         sessions=sessions,
     )
 
@@ -194,6 +189,7 @@ def session_settings(
         max_sequence=seamless.tokens.sequence_limit(rollout.prompt_length, rollout.response_length),
         limit_keys=limit_keys(seamless, rollout),
         grammar=GrammarTokens(seamless.tokens.grammar),
+        routes=bool(rollout.get("enable_rollout_routing_replay")),
         socket_holder=holder,
         public_address=gateway.public_address,
         rules=RequestRules(True, "refuse", "refuse") if gateway.strict else RequestRules(),
@@ -201,7 +197,7 @@ def session_settings(
 
 
 def limit_keys(seamless: SeamlessConfig, rollout: DictConfig) -> str:
-    """The settings from which the longest training sequence follows, with their values, for messages."""
+    """The settings from which the longest training sequence follows, for messages."""
     if (longest := seamless.tokens.max_sequence) is not None:
         return f"seamless.tokens.max_sequence={longest}"
     return f"data.max_prompt_length={rollout.prompt_length} + data.max_response_length={rollout.response_length}"
@@ -233,8 +229,8 @@ def plane_for(config: DictConfig, key: str) -> Any:
 async def await_reply(call: Any, *, cancels: bool = False) -> Any:
     """The reply to a call of a data plane's method; `call` is its reference.
 
-    A cancelled task returns only when the call has ended, since Ray repeats a call without a reply even if its caller
-    waits no longer. With `cancels` the call is cancelled too, and ends at once.
+    A cancelled task returns only when the call has ended, since Ray repeats a call without a reply. With `cancels` the
+    call is cancelled too, and ends at once.
     """
     reply = asyncio.wrap_future(call.future())
     try:

@@ -1,14 +1,13 @@
 """The sessions of a run's earlier starts, which a resumed run takes up instead of running their agents again.
 
 A checkpoint has the groups that had ended before it. Sessions that ended after it are in the journal alone. A resumed
-run submits the same prompts under the same uids (`trainer/prompt_names.py`), and before it begins a session it asks
-here for the one that has ended.
+run submits the same prompts under the same uids (`trainer/prompt_names.py`), and asks here before it begins a session.
 
 Invariants:
 - A session is taken up only if each of its tokens is of weights that the resumed run descends from, and within the
   staleness bound of its prompt: submitted in step p, and resumed at version k, it has versions from p - 1 to k.
-- Weights newer than k are gone. What they generated ends here, so that no later start takes it up. So are the outcomes
-  of groups in steps after k: they are undone here, before the run gives steps of these numbers to others.
+- Weights newer than k are gone. What they generated ends here, so that no later start takes it up. The outcomes of
+  groups in steps after k are undone, before the run gives steps of these numbers to others.
 - What is not taken up ends in the journal, and is counted with its reason: at the begin of this start or of the next
   one, or when its group was decided without it.
 - The journal deletes nothing that may be taken up, and nothing that was, until it is acknowledged (`needed`).
@@ -30,10 +29,10 @@ from seamless_verl.journal import (
     BEGUN,
     RUN,
     UNDONE,
-    EndedSession,
     GroupDecided,
     GroupOutcome,
     OutsideEvent,
+    SessionSummary,
     SqliteJournal,
     Stage,
     StoredSession,
@@ -60,6 +59,8 @@ class BegunAgain(StrEnum):
     """its group was trained or dropped without it"""
     REPLACED = "replaced"
     """another session of the same place in its group ended later"""
+    NO_ROUTES = "no_routes"
+    """the routes of its tokens are not on record any more, and the run replays them"""
 
 
 Place = tuple[str, str]  # a prompt's uid, and the number of the session in its group
@@ -72,16 +73,16 @@ Lose = Callable[[str, str, Mapping[str, Any], int | None], None]
 class EarlierSessions:
     """Owned state: the sessions that may be taken up, by their place, and how many were and were not.
 
-    `end` ends a session in the journal; `lose` is called with one whose agent begins again, and the newest version of
-    which it may get tokens again.
+    `end` ends a session in the journal; `lose` is called with one whose agent begins again. With `routes` a session is
+    taken up with the routes of all its tokens.
     """
 
-    def __init__(self, journal: SqliteJournal, end: End, lose: Lose) -> None:
-        self.journal, self._end, self._lose = journal, end, lose
+    def __init__(self, journal: SqliteJournal, end: End, lose: Lose, *, routes: bool = False) -> None:
+        self.journal, self._end, self._lose, self._routes = journal, end, lose, routes
         self.run, self.version, self.begun = "", -1, False
         self.on_record = False  # an earlier process of the data plane completed the begin of this start
-        self.candidates: dict[Place, EndedSession] = {}
-        self.taken: dict[str, EndedSession] = {}
+        self.candidates: dict[Place, SessionSummary] = {}
+        self.taken: dict[str, SessionSummary] = {}
         self.offered: dict[str, Place] = {}  # candidates of this start that are not acknowledged, by session
         self.handed_over: dict[str, str] = {}  # sessions that were, and are needed again, with their prompts
         self.dropped_here: set[str] = set()  # sessions that this process ends itself, while the run has not begun
@@ -98,7 +99,7 @@ class EarlierSessions:
         self.run, self.version = run, version
         self.candidates.clear()
         self.handed_over.clear()
-        for session in await self._undo_outcomes(await asyncio.to_thread(self.journal.ended_sessions)):
+        for session in await self._undo_outcomes(await self._ended_sessions()):
             if session.session_id in self.dropped_here:
                 continue
             replaced = self.candidates.get(place_of(session))
@@ -112,7 +113,10 @@ class EarlierSessions:
         if self.candidates or self.begun_again:
             logger.warning("resumed at version %d: %s", version, self.summary())
 
-    async def _undo_outcomes(self, sessions: Sequence[EndedSession]) -> list[EndedSession]:
+    async def _ended_sessions(self) -> list[SessionSummary]:
+        return [one for one in await asyncio.to_thread(self.journal.sessions) if one.stage is not Stage.OPEN]
+
+    async def _undo_outcomes(self, sessions: Sequence[SessionSummary]) -> list[SessionSummary]:
         """The sessions without the outcomes of their groups that this start does not descend from."""
         own = [(one.uid, one.group) for one in sessions if run_of(one) == self.run]
         gone = {uid: group.step for uid, group in own if group is not None and group.step > self.version}
@@ -126,7 +130,7 @@ class EarlierSessions:
         if not self.begun and not self.on_record:
             self.dropped_here.add(session_id)
 
-    def offer(self, session: EndedSession) -> bool:
+    def offer(self, session: SessionSummary) -> bool:
         """A session of this start may be taken up, since its agent loop is gone; False if it can only begin again."""
         if session.validation or session.newest is None or result_of(session.handing) is None:
             return False
@@ -141,10 +145,10 @@ class EarlierSessions:
             self.run, self.version = starts[-1].subject, int(starts[-1].detail["version"])
             kinds = [event.kind for event in events]
             self.on_record = kinds[-1] == RUN and BEGUN in kinds  # each start writes the one, and then the other
-            for session in await asyncio.to_thread(self.journal.ended_sessions):
+            for session in await self._ended_sessions():
                 self._judge(session)
 
-    def _judge(self, session: EndedSession) -> BegunAgain | None:
+    def _judge(self, session: SessionSummary) -> BegunAgain | None:
         """Keeps a session that may be taken up; why not, for one that has not ended for good."""
         if run_of(session) != self.run:
             return None if session.stage is Stage.HANDED else BegunAgain.NOTHING
@@ -188,7 +192,15 @@ class EarlierSessions:
             await self._begin_again(session, BegunAgain.OLDER_WEIGHTS)
             return None
         self.taken[session.session_id] = session  # before the read, so that nothing ends it meanwhile
-        return await asyncio.to_thread(self.journal.read, session.session_id)
+        stored = await asyncio.to_thread(self.journal.read, session.session_id)
+        if stored is None or not self._routes or _has_routes(stored):
+            return stored
+        self.taken.pop(session.session_id, None)
+        if self.candidates.get((uid, sample)) is not session:  # its group was decided during the read
+            return None
+        del self.candidates[uid, sample]
+        await self._begin_again(session, BegunAgain.NO_ROUTES)
+        return None
 
     def waits(self, session_id: str) -> bool:
         """Whether it is of an earlier start, and may be taken up, and was not."""
@@ -196,9 +208,9 @@ class EarlierSessions:
         return not known and any(session_id == one.session_id for one in self.candidates.values())
 
     async def end_unwanted(self, uids: Collection[str]) -> None:
-        """Ends the hand-overs of sessions that nobody took up; the groups of these prompts have been decided.
+        """Ends the hand-overs of sessions that nobody took up, of groups that were decided: their rows may be in the
+        checkpoint.
 
-        The checkpoint that the run goes on from may have their rows, so that it is not known whether they were trained.
         A data plane that was restarted does not know which were taken up, and which are of this start: it ends none.
         """
         if not self.begun:
@@ -212,7 +224,6 @@ class EarlierSessions:
             self.count(BegunAgain.UNWANTED, session.tokens)
 
     def count(self, why: BegunAgain, tokens: int) -> None:
-        """A session begins again."""
         self.begun_again[why] += 1
         self.lost_tokens[why] += tokens
 
@@ -227,7 +238,7 @@ class EarlierSessions:
         if any(session.session_id == session_id for session in self.candidates.values()):
             await self.journal.append(undone(session_id, reason))
 
-    async def _begin_again(self, session: EndedSession, why: BegunAgain) -> None:
+    async def _begin_again(self, session: SessionSummary, why: BegunAgain) -> None:
         if run_of(session) != self.run or session.validation:
             await self._end(session.session_id, session.stage, None)
             return
@@ -242,7 +253,6 @@ class EarlierSessions:
         self.count(why, session.tokens)
 
     def summary(self) -> str:
-        """For the log."""
         kept = f"{len(self.candidates)} sessions that had ended may be taken up"
         lost = [f"{count} ({why}, {self.lost_tokens[why]} tokens)" for why, count in self.begun_again.items()]
         return f"{kept}; begun again: {', '.join(lost) or 'none'}"
@@ -257,35 +267,20 @@ class EarlierSessions:
         return {name: float(value) for name, value in (taken | sessions | lost).items()}
 
 
-def run_of(session: EndedSession | StoredSession) -> str | None:
+def run_of(session: SessionSummary | StoredSession) -> str | None:
     """The run that opened it; None for one that was opened over HTTP, or by an earlier release."""
     run = session.settings.get("metadata", {}).get(RUN)
     return None if run is None else str(run)
 
 
-def without_calls(stored: StoredSession) -> EndedSession:
-    """A session with what its calls add up to."""
-    segments = [segment for call in stored.calls for segment in call.segments]
-    versions = [segment.version for segment in segments]
-    return EndedSession(
-        stored.session_id,
-        stored.uid,
-        stored.settings,
-        stored.stage,
-        stored.reason or "",
-        sum(len(segment) for segment in segments),
-        min(versions, default=None),
-        max(versions, default=None),
-        stored.handing,
-        stored.handed,
-        stored.group,
-    )
-
-
-def place_of(session: EndedSession) -> Place:
+def place_of(session: SessionSummary) -> Place:
     return session.uid, str(session.settings.get("metadata", {}).get(SAMPLE))
 
 
 def undone(session_id: str, reason: str) -> OutsideEvent:
     """The session was handed over, but nothing that has its tokens is left."""
     return OutsideEvent(UNDONE, session_id, {"reason": reason}, time.time())
+
+
+def _has_routes(stored: StoredSession) -> bool:
+    return all(segment.routes is not None for call in stored.calls for segment in call.segments)

@@ -1,21 +1,32 @@
-"""What a session hands over when it ends, what the journal keeps of that, and the account of its tokens."""
+"""What a session hands over when it ends, the account of its tokens, and how long the journal keeps it."""
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import math
+import time
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from seamless_verl.data_plane.settings import SessionSettings
-from seamless_verl.journal import GroupDecided, GroupOutcome, HandOverBegun
+from seamless_verl.errors import JournalError
+from seamless_verl.journal import CompactionResult, GroupDecided, GroupOutcome, HandOverBegun, SqliteJournal
 from seamless_verl.trajectory.account import Account, DropReason
 from seamless_verl.trajectory.policies import TrainAll
 from seamless_verl.trajectory.sequences import SequenceLimits, TrainingSequence, assemble, why_untrained
 from seamless_verl.trajectory.session import SessionRecord
 from seamless_verl.trajectory.turns import TurnNote, turn_notes
 
+logger = logging.getLogger(__name__)
+NO_ROUTES = (
+    "the routes of its tokens are not all on record: an engine returned none, or the journal deleted them. Look into"
+    " the replicas' logs, and raise seamless.gateway.journal_gib if it resumes from far back"
+)
+DAY_S, GIB = 24 * 3600.0, 1 << 30
 RESULT = "agent"  # in the note of a hand-over's begin: how the agent ended
 
 
@@ -67,8 +78,8 @@ class TakenUpSession:
 
 @dataclass(frozen=True)
 class HandedNote:
-    """What the journal keeps of a session's hand-over: why it was dropped, or its agent failed, and all its
-    rewards; the tokens of one that was dropped are counted under `dropped`.
+    """What the journal keeps of a hand-over: why it was dropped, or its agent failed, and its rewards; the tokens of
+    one that was dropped are counted under `dropped`.
     """
 
     uid: str = ""
@@ -96,7 +107,7 @@ class SessionAccounts:
 
     def __init__(self, settings: SessionSettings) -> None:
         self._grammar, self._limit_keys = settings.grammar, settings.limit_keys
-        self._limits = SequenceLimits(settings.max_sequence)
+        self._limits, self._routes = SequenceLimits(settings.max_sequence), settings.routes
         self.total = Account()
         self.unacknowledged: dict[str, Unacknowledged] = {}
         self._queued: Counter[str] = Counter()  # tokens acknowledged, by prompt, until its outcome is known
@@ -107,13 +118,18 @@ class SessionAccounts:
         assembly = assemble(record, TrainAll(), version, self._limits, self._grammar)
         tool_calls = sum(tool_calls_of(turn.reply) for turn in record.turns)
         self.unacknowledged[record.session_id] = Unacknowledged(record.uid, assembly.account, tool_calls)
-        trained = [turn_id for sequence in assembly.sequences for turn_id in sequence.turn_ids]
+        sequences, untrained = assembly.sequences, ""
+        if self._routes and not record.validation and any(sequence.routes is None for sequence in sequences):
+            sequences, untrained = [], NO_ROUTES
+        elif not sequences:
+            untrained = why_untrained(record.tree, self._limits, self._limit_keys)
+        trained = [turn_id for sequence in sequences for turn_id in sequence.turn_ids]
         return FinishedSession(
-            assembly.sequences,
+            sequences,
             dict(record.rewards),
             len(record.turns),
             assembly.account.metrics(),
-            "" if assembly.sequences else why_untrained(record.tree, self._limits, self._limit_keys),
+            untrained,
             turn_notes(record.tree, trained, record.rewards),
         )
 
@@ -156,6 +172,60 @@ class SessionAccounts:
 
 
 def tool_calls_of(reply: Mapping[str, Any]) -> int:
-    """How many tools a recorded reply called."""
     message = reply.get("message")
     return len(message.get("tool_calls") or ()) if isinstance(message, Mapping) else 0
+
+
+class Retention:
+    """Deletes sessions that were handed over more than `days` ago, and the oldest while the file is above `gib`.
+
+    None is no bound. Nobody waits for a deletion. `needed` gives the sessions that stay in any case, None while they
+    are not known: then nothing is deleted. Invariants: `task` is the only one that compacts; a clock that jumps makes
+    no session older. `check` is called in the event loop.
+    """
+
+    def __init__(
+        self,
+        journal: SqliteJournal,
+        days: float | None,
+        gib: float | None,
+        needed: Callable[[], Collection[str] | None] = frozenset,
+    ) -> None:
+        self.journal, self.days, self.gib, self._needed = journal, days, gib, needed
+        self._began = time.time() - time.monotonic()
+        self.deleted, self.used_bytes = 0, 0
+        self.task: asyncio.Task[CompactionResult] | None = None
+
+    def check(self) -> None:
+        """Takes the result of the last deletion, or raises its error, and begins the next unless one is under way."""
+        if self.task is not None:
+            if not self.task.done():
+                return
+            self._take(self.task.result())
+        self.task = None
+        if (needed := self._needed()) is not None:
+            self.task = asyncio.create_task(self._compact(frozenset(needed)))
+
+    def _take(self, result: CompactionResult) -> None:
+        self.used_bytes = result.used_bytes
+        if result.sessions and not self.deleted:
+            logger.warning(
+                "the journal deletes its oldest sessions: above seamless.gateway.journal_gib=%s, or %s days old",
+                self.gib,
+                self.days,
+            )
+        self.deleted += result.sessions
+
+    async def _compact(self, needed: Collection[str]) -> CompactionResult:
+        now = min(time.time(), self._began + time.monotonic())
+        before = 0.0 if self.days is None else now - self.days * DAY_S
+        return await self.journal.compact(before, None if self.gib is None else int(self.gib * GIB), needed)
+
+    async def end(self) -> None:
+        """After the journal was closed, which ends a deletion that is under way."""
+        if self.task is not None:
+            with suppress(JournalError):  # it says that the journal is closed
+                await self.task
+
+    def metrics(self) -> dict[str, float]:
+        return {"journal/bytes": float(self.used_bytes), "journal/deleted": float(self.deleted)}

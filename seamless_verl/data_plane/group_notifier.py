@@ -11,6 +11,7 @@ from seamless_verl.errors import GroupsFailedError
 
 MAX_FAILED_GROUPS = "seamless.gateway.max_failed_groups"
 UNSCORED = "reward"  # the kind of a session that failed for its score is no finite number
+COUNTED = ("groups/ended", "groups/dropped", "groups/deferred", "sessions/ended", "sessions/failed")
 SOON_S = 0.2  # a waiter that needs several groups learns of one that ended so long after it: it may have been dropped
 
 
@@ -32,37 +33,41 @@ class GroupEnd:
     deferred: bool = False
 
 
-class GroupCounts:
-    """Counts groups and sessions that ended since the data plane was started."""
-
-    def __init__(self) -> None:
-        self.counts: Counter[str] = Counter({"groups/ended": 0, "groups/dropped": 0, "groups/deferred": 0})
-        self.counts.update({"sessions/ended": 0, "sessions/failed": 0})
-
-    def add(self, end: GroupEnd) -> None:
-        self.counts["groups/ended"] += 1
-        self.counts["groups/dropped"] += end.error is not None and not end.deferred
-        self.counts["groups/deferred"] += end.deferred
-        self.counts["sessions/ended"] += end.sessions
-        self.counts["sessions/failed"] += end.failed
-        self.counts.update({f"sessions/failed/{kind}": count for kind, count in end.kinds.items()})
-
-    def metrics(self) -> dict[str, float]:
-        return {name: float(count) for name, count in self.counts.items()}
-
-
 class GroupNotifier:
-    """Counts finished groups. A waiter with a larger count returns at once: it has it from an earlier process."""
+    """Counts groups and sessions that ended, and groups that failed since the last success.
 
-    def __init__(self) -> None:
-        self.count = 0
+    A waiter with a larger count returns at once: it has it from an earlier process.
+    """
+
+    def __init__(self, max_failed: int) -> None:
+        self.count = self.failed = 0
+        self._max_failed, self._last_error = max_failed, ""
+        self._counts = Counter(dict.fromkeys(COUNTED, 0))
         self._woken = 0
         self._changed = asyncio.Event()
 
-    def notify(self) -> None:
-        """A group has finished."""
+    def notify(self, end: GroupEnd) -> None:
+        """A group has ended. What was deferred, and a validation that went well, say nothing of the training."""
+        self._counts["groups/ended"] += 1
+        self._counts["groups/dropped"] += end.error is not None and not end.deferred
+        self._counts["groups/deferred"] += end.deferred
+        self._counts["sessions/ended"] += end.sessions
+        self._counts["sessions/failed"] += end.failed
+        self._counts.update({f"sessions/failed/{kind}": count for kind, count in end.kinds.items()})
+        error = end.error or end.cause
+        if not (end.deferred or (end.validation and error is None)):
+            self.failed = 0 if error is None else self.failed + 1
+            self._last_error = error or self._last_error
         self.count += 1
         self._changed.set()
+
+    def metrics(self) -> dict[str, float]:
+        return {name: float(count) for name, count in self._counts.items()}
+
+    def check(self) -> None:
+        """Raises GroupsFailedError when too many groups have failed without a success."""
+        if self.failed >= self._max_failed:
+            raise GroupsFailedError(self.failed, MAX_FAILED_GROUPS, self._last_error)
 
     def wake(self) -> None:
         """Makes waiters return without a new group."""
@@ -86,25 +91,3 @@ class GroupNotifier:
             except TimeoutError:
                 break
         return self.count
-
-
-class ConsecutiveFailures:
-    """Counts the groups that failed since the last success."""
-
-    def __init__(self, limit: int) -> None:
-        self.limit = limit
-        self.count = 0
-        self.last_error = ""
-
-    def add(self, end: GroupEnd) -> None:
-        """A group has ended. What was deferred, and a validation that went well, say nothing of the training."""
-        error = end.error or end.cause
-        if end.deferred or (end.validation and error is None):
-            return
-        self.count = 0 if error is None else self.count + 1
-        self.last_error = error or self.last_error
-
-    def check(self) -> None:
-        """Raises an error when too many groups have failed without a success."""
-        if self.count >= self.limit:
-            raise GroupsFailedError(self.count, MAX_FAILED_GROUPS, self.last_error)

@@ -1,7 +1,7 @@
 """The lease book: which task which runner works on, as a pure state machine that is given the time.
 
-Agent loops submit tasks; runners, which are processes outside of the run, lease them, extend their leases, and
-complete them. The data plane owns the book and applies its consequences: sessions are opened and closed by it.
+Agent loops submit tasks; runners, outside of the run, lease them, extend their leases, and complete them. The data
+plane applies the consequences: it opens and closes sessions.
 
 Invariants:
 - A task is in one state, and changes it only as in `LEGAL`. A terminal state is final.
@@ -21,7 +21,8 @@ from enum import StrEnum
 from itertools import count
 from typing import Any
 
-from seamless_verl.errors import IntegrityError, LeaseError
+from seamless_verl.errors import LeaseError
+from seamless_verl.rollout.slots import check_equal
 
 REMEMBERED = 65_536  # leases that have ended, whose late requests get the reason
 
@@ -118,8 +119,8 @@ class TaskResult:
 class LeaseBook:
     """All tasks of one data plane.
 
-    No request looks at all of them. An entry of the queues or the deadlines is not taken out when its task changes, but
-    when it comes first and does not hold any more.
+    No request looks at all of them: an entry of the queues or the deadlines is taken out when it comes first and does
+    not hold any more.
     """
 
     def __init__(self) -> None:
@@ -139,7 +140,6 @@ class LeaseBook:
         return self._tasks[task_id]
 
     def get(self, task_id: str) -> LeasedTask | None:
-        """The task; None if it is not in the book."""
         return self._tasks.get(task_id)
 
     def __iter__(self) -> Iterator[LeasedTask]:
@@ -269,21 +269,18 @@ class LeaseBook:
         self._forgotten += 1
 
     def metrics(self) -> dict[str, float]:
-        """Tasks by state."""
         return {f"runner_tasks/{state}": float(self._counts[state]) for state in TaskState}
 
     def check_integrity(self) -> None:
         """Raises IntegrityError where an invariant does not hold."""
-        _check_equal("tasks submitted", self._submitted, self._counts.total() + self._forgotten)
+        check_equal("tasks submitted", self._submitted, self._counts.total() + self._forgotten)
         for state in TaskState:
-            _check_equal(f"tasks {state}", self._counts[state], sum(task.state is state for task in self))
+            check_equal(f"tasks {state}", self._counts[state], sum(task.state is state for task in self))
         leased = {task.lease_id: task for task in self if task.state is LEASED}
-        _check_equal("leases of leased tasks", len(self._by_lease), self._counts[LEASED])
-        _check_equal(
-            "leases by id", len(leased), sum(self._by_lease.get(name) is task for name, task in leased.items())
-        )
+        check_equal("leases of leased tasks", len(self._by_lease), self._counts[LEASED])
+        check_equal("leases by id", len(leased), sum(self._by_lease.get(name) is task for name, task in leased.items()))
         timed = sum(task.deadline is not None for task in self if task.state in TERMINAL)
-        _check_equal("ended tasks with a deadline", 0, timed)
+        check_equal("ended tasks with a deadline", 0, timed)
 
     def _live(self, lease_id: str, now: float) -> LeasedTask:
         task = self._by_lease.get(lease_id)
@@ -321,8 +318,3 @@ class LeaseBook:
     def _set_deadline(self, task: LeasedTask, deadline: float) -> None:
         task.deadline = deadline
         heapq.heappush(self._deadlines, (deadline, next(self._numbers), task))
-
-
-def _check_equal(law: str, expected: int, found: int) -> None:
-    if expected != found:
-        raise IntegrityError(law, expected, found)

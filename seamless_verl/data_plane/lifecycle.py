@@ -52,7 +52,7 @@ class PlaneLifecycle:
             on_late_reply=lambda replica_id: self.lost.replied(replica_id),
         )
         self.calls = Calls(self.fleet, grammars_resume=settings.grammars_resume)
-        self.notifier = GroupNotifier()
+        self.notifier = GroupNotifier(settings.max_failed_groups)
         self.connections: ReplicaConnections
         self.lost: LostReplicas
         self.manager: RolloutManager
@@ -124,7 +124,7 @@ class PlaneLifecycle:
             self.fleet,
             snapshot,
             save=lambda: self.store.put((snapshot, self.connections.addresses)),
-            reconnect=self.connections.reconnect,
+            reconnect=lambda: self.lost.reconnect(),
             forward=self._forward,
         )
         self.lost = LostReplicas(settings, self.manager, self.connections, on_failure=self.fail)
@@ -147,10 +147,8 @@ class PlaneLifecycle:
             self.notifier.wake()
 
     async def stop(self) -> None:
-        """Closes the gateway and its journal, and removes the replicas; their servers are asked for nothing.
-
-        No agent waits for a call any more, and a server may hang: what its engine still generates ends with the
-        connection.
+        """Closes the gateway and its journal, and removes the replicas; their servers, which may hang, are asked for
+        nothing.
         """
         await self.ensure_started()
         if self.sessions is not None:

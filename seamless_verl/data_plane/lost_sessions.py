@@ -1,15 +1,10 @@
-"""Sessions whose agents were lost with their process, until other agents begin in their places.
+"""Sessions whose agents were lost with their run, agent loop worker or runner, until others begin in their places.
 
-An agent is lost with its run, with the agent loop worker that ran it, or with its runner. It begins again in another
-session at the same place: the same prompt, and the same number in its group. That session gets the lost one's recorded
-calls, and answers its agent with them (`gateway/repeated_calls.py`). Nothing is kept over a restart of the data plane:
-what was lost before it begins without them.
+The next agent begins in another session at the same place: the same prompt, and the same number in its group. That
+session gets the lost one's recorded calls, and answers its agent with them (`gateway/calls.py`). Nothing is kept over a
+restart of the data plane: what was lost before it begins without them.
 
 Owned state: the lost session of each place that nobody has begun in again, and how much was repeated.
-
-Of a lost agent loop worker, `end_left` ends what its loops left, or keeps it for the ones that begin its prompts again,
-as a resumed run does with the sessions of an earlier start: sessions that had ended are taken up, leases that runners
-hold go on, and an agent that ran in the process, or below it, begins again.
 """
 
 from __future__ import annotations
@@ -21,9 +16,9 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from seamless_verl.data_plane.earlier_sessions import SAMPLE, STEP, Place, run_of, without_calls
+from seamless_verl.data_plane.earlier_sessions import SAMPLE, STEP, Place, run_of
 from seamless_verl.data_plane.finished_sessions import HandedNote
-from seamless_verl.gateway.repeated_calls import RepeatableCalls
+from seamless_verl.gateway.calls import RepeatableCalls
 from seamless_verl.journal import SqliteJournal, Stage, StoredSession
 from seamless_verl.journal.stored import is_validation
 from seamless_verl.trajectory.account import DropReason
@@ -107,7 +102,6 @@ class LostSessions:
             del self._by_place[place]
 
     def metrics(self) -> dict[str, float]:
-        """Calls that were answered from the record, and their tokens."""
         calls, generated = self._counts["calls"], self._counts["tokens"]
         return {"sessions/repeated_calls": float(calls), "sessions/repeated_tokens": float(generated)}
 
@@ -125,10 +119,11 @@ async def end_left(
     complete: Collection[str] = (),
     unwanted: Mapping[str, DropReason] = MappingProxyType({}),
 ) -> None:
-    """Ends, or keeps for the next ones, what lost loops of these prompts have left. A repetition changes nothing.
+    """Ends what the lost loops of these prompts have left, or keeps it for the ones that begin the prompts again:
+    sessions that had ended are taken up, leases go on, and an agent that ran in the process, or below it, begins again.
 
-    Those of `complete` had put all of their rows. Those of `unwanted` do not begin again, and what they generated is
-    dropped for these reasons.
+    Loops of `complete` had put all of their rows. Those of `unwanted` do not begin again, and what they generated is
+    dropped for these reasons. A repetition changes nothing.
     """
 
     async def of_stage(stage: Stage) -> list[str]:  # by the journal: a restarted data plane has no list of its own
@@ -152,7 +147,7 @@ async def end_left(
         uid, whole = stored.uid, stored.uid in complete
         if whole and sessions.earlier.waits(session_id):  # nobody asked for it: it has no rows
             continue
-        if not whole and uid not in unwanted and sessions.earlier.offer(without_calls(stored)):
+        if not whole and uid not in unwanted and sessions.earlier.offer(stored.summary()):
             continue
         dropped = HandedNote(uid, WORKER_DIED, dropped=unwanted.get(uid, DropReason.SESSION))
         await sessions.acknowledge(session_id, whole, HandedNote(uid, rewards=stored.rewards) if whole else dropped)

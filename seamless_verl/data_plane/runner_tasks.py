@@ -4,9 +4,8 @@ Owned state: the lease book, the order and the result of each of its tasks, the 
 an earlier start of the run that no agent loop has asked for. A session is opened when its task is leased. It ends with
 its lease: a completed one is left to the agent loop, any other is closed and dropped, and its task is queued again.
 
-A runner outlives the run: it repeats what got no reply until the run is back, at the same address and with the same
-key. Its lease is restored, with the session that is open in the journal. The agent loop of the resumed run that submits
-the same place of the same group, under another task's name, gets the task of that lease.
+A runner outlives the run: it repeats what got no reply until the run is back. Its lease is restored, with the session
+that is open in the journal; the agent loop that submits the same place of the same group gets the task of that lease.
 
 Invariants:
 - A lease is in the journal before a runner receives it, and a result before its runner gets a reply. So a restarted
@@ -26,7 +25,7 @@ from functools import wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from seamless_verl.client.messages import TaskLease
-from seamless_verl.data_plane.earlier_sessions import SAMPLE, STEP, BegunAgain, Place, place_of, run_of, without_calls
+from seamless_verl.data_plane.earlier_sessions import SAMPLE, STEP, BegunAgain, Place, place_of, run_of
 from seamless_verl.data_plane.lease_book import (
     DONE,
     LEASED,
@@ -41,21 +40,24 @@ from seamless_verl.data_plane.lease_book import (
     TaskOrder,
     TaskResult,
 )
-from seamless_verl.data_plane.lease_record import LiveLease, done, event, live_leases
+from seamless_verl.data_plane.lease_record import (
+    NO_RUNNER,
+    UNWANTED,
+    LeaseSessions,
+    LiveLease,
+    done,
+    event,
+    live_leases,
+)
 from seamless_verl.data_plane.sessions import Sessions
 from seamless_verl.errors import JournalError, LeaseError
-from seamless_verl.journal import BEGUN, EndedSession, OutsideEvent, StoredSession
+from seamless_verl.journal import BEGUN, OutsideEvent, SessionSummary, StoredSession
 from seamless_verl.runtime.process import AwakeTime, WholeWork
-from seamless_verl.trajectory.account import DropReason
-from seamless_verl.trajectory.session import Closed
 
 logger = logging.getLogger(__name__)
 P = ParamSpec("P")
 T = TypeVar("T")
 TASK = "runner_task"  # in a session's metadata
-# Why a session is dropped.
-NO_RUNNER = (Closed.RUNNER_LOST, DropReason.RUNNER_LOST, "no runner works on it any more")
-UNWANTED = (Closed.ABANDONED, DropReason.SESSION, "its task is no longer wanted")
 
 
 def whole(
@@ -77,8 +79,9 @@ class TaskPolls:
         self._waiting: dict[asyncio.Future[str], Collection[str]] = {}
 
     async def wait(self, agents: Collection[str]) -> None:
-        """Until a task for one of these agents may be there; another request can have taken it. Cancelled at the
-        moment at which it is woken, it wakes another one.
+        """Until a task for one of these agents may be there; another request can have taken it.
+
+        Cancelled at the moment at which it is woken, it wakes another one.
         """
         woken: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._waiting[woken] = agents
@@ -110,61 +113,6 @@ class TaskPolls:
         return len(self._waiting)
 
 
-class LeaseSessions:
-    """The session of each lease that is not over, also of one whose result waits, and its task.
-
-    A session is taken out before it is dropped, so that it is dropped once. Until it is, it is still of a lease: others
-    that clear up leave it.
-    """
-
-    def __init__(self, sessions: Sessions) -> None:
-        self._sessions = sessions
-        self._by_lease: dict[str, str] = {}
-        self._task_of: dict[str, str] = {}
-        self._dropping: set[str] = set()
-
-    def __contains__(self, session_id: str) -> bool:
-        return session_id in self._task_of or session_id in self._dropping
-
-    def of(self, lease_id: str) -> str:
-        """The session of this lease; "" if it has none, or none any more."""
-        return self._by_lease.get(lease_id, "")
-
-    def task_of(self, session_id: str) -> str:
-        """The task of this session; "" if it is of no lease."""
-        return self._task_of.get(session_id, "")
-
-    def add(self, lease_id: str, task_id: str, session_id: str) -> None:
-        """The lease's agent runs on this session."""
-        self._by_lease[lease_id], self._task_of[session_id] = session_id, task_id
-
-    def take(self, lease_id: str) -> str | None:
-        """Takes out the session of a lease that is over; None if it has none any more."""
-        session_id = self._by_lease.pop(lease_id, None)
-        self._task_of.pop(session_id or "", None)
-        return session_id
-
-    async def drop(self, lease_id: str, why: tuple[Closed, DropReason, str] = NO_RUNNER) -> None:
-        """The lease is over without a result: nothing of its session is trained."""
-        if (session_id := self.take(lease_id)) is None:
-            return
-        self._dropping.add(session_id)
-        try:
-            await self._sessions.drop(session_id, *why)
-        finally:
-            self._dropping.discard(session_id)
-
-    def called(self, lease_id: str) -> bool:
-        """Whether the lease's agent has made a call: a runner may give a task back for the replies."""
-        session_id = self.of(lease_id)
-        return session_id in self._sessions.closed and self._sessions.gateway.table.get(session_id).requests > 0
-
-    def lose(self, lease_id: str, newest: int | None = None) -> None:
-        """The next agent of the lease's task gets this one's replies, of weights up to `newest`."""
-        if (session_id := self.of(lease_id)) in self._sessions.closed:
-            self._sessions.lose(session_id, newest)
-
-
 class RunnerTasks:
     """The tasks of one data plane.
 
@@ -189,8 +137,8 @@ class RunnerTasks:
         self._results: dict[str, asyncio.Future[TaskResult]] = {}
         self.lease_sessions = LeaseSessions(sessions)
         self.restored: list[LiveLease] = []
-        self.kept_open: dict[str, EndedSession] = {}  # sessions of restored leases that a run opened, by their ids
-        self._earlier: dict[Place, tuple[str, EndedSession]] = {}  # tasks of restored leases that no loop asked for
+        self.kept_open: dict[str, SessionSummary] = {}  # sessions of restored leases that a run opened, by their ids
+        self._earlier: dict[Place, tuple[str, SessionSummary]] = {}  # tasks of restored leases that no loop asked for
         self.carried_on = 0
         self._polls, self._started = TaskPolls(), asyncio.Event()
         self.work, self._over = WholeWork(), False
@@ -200,7 +148,7 @@ class RunnerTasks:
         self.restored = live_leases(await asyncio.to_thread(self.sessions.journal.open_leases))
         live = {lease.session_id for lease in self.restored}
         kept = [one for one in open_sessions if one.session_id in live and run_of(one) is not None]
-        self.kept_open = {one.session_id: without_calls(one) for one in kept}
+        self.kept_open = {one.session_id: one.summary() for one in kept}
         return self.kept_open.keys()
 
     async def start(self, *, restarted: bool) -> None:
@@ -308,7 +256,7 @@ class RunnerTasks:
                 continue
             stored = await asyncio.to_thread(self.sessions.journal.read, session_id)
             if stored is not None and task_id in self.leases:
-                session = without_calls(stored)
+                session = stored.summary()
                 self._earlier[place_of(session)] = (task_id, session)
 
     def has(self, session_id: str) -> bool:
@@ -362,7 +310,6 @@ class RunnerTasks:
                     if self._over:
                         return None
                     await self._polls.wait(agents)
-                self.sessions.gateway.table.check_room()
                 return task_id
         except TimeoutError:
             return None
@@ -416,8 +363,8 @@ class RunnerTasks:
     async def _attempts_ended(self, ends: Sequence[EndedLease], reason: str = "") -> None:
         """Records ends of leases without a result, drops their sessions, and offers their tasks again or fails them.
 
-        As soon as this first waits, a runner may lease one of the tasks again. It gets the replies of the one before,
-        which are therefore offered first.
+        As soon as this first waits, a runner may lease one of the tasks again, so the replies of the one before are
+        offered first.
         """
         tasks = [self.leases[ended.task_id] for ended in ends]
         events = []

@@ -1,8 +1,8 @@
 """Calls of the replicas' servers by the trainer, each with a limit: a process that hangs gives no reply and no error.
 
-Such a server is absent, as one that is dead is. It costs each question the limit once: it is called again only after it
-has replied, however late. That reply is returned then if it answers a question. If it answers a command it is dropped,
-and the command is given again: it says that the server did as it was told then, and nothing of what it has done since.
+A server that does not reply costs each question the limit once: it is called again only after it has replied, however
+late. That reply is returned then if it answers a question. If it answers a command it is dropped, and the command is
+given again: it says nothing of what the server has done since.
 """
 
 from __future__ import annotations
@@ -49,21 +49,21 @@ class ServerCalls:
                 self.open[name] = ServerCall(server, getattr(server, self.method).remote(), time.monotonic())
 
     def end(self) -> dict[str, ServerCall]:
-        """The calls that have a reply, or whose server is dead, by the replica's name; the others are absent."""
+        """The calls that have a reply, or whose server is dead, by the name of the replica."""
         awaited = [call.reply for call in self.open.values() if not call.late]
         if awaited:
             ray.wait(awaited, num_returns=len(awaited), timeout=self.limit_s)
         expected = [name for name, call in self.open.items() if not (self.commands and call.late)]
         ended = {name: self.open[name] for name in self._replied(expected)}
-        absent = {name: call for name, call in self.open.items() if name not in ended}
-        if fresh := [name for name, call in absent.items() if not call.late]:
+        silent = {name: call for name, call in self.open.items() if name not in ended}
+        if fresh := [name for name, call in silent.items() if not call.late]:
             logger.warning(
                 "the server of %s has not replied to %s for %g s, and is absent until it does",
                 ", ".join(fresh),
                 self.method,
                 self.limit_s,
             )
-        self.open = {name: replace(call, late=True) for name, call in absent.items()}
+        self.open = {name: replace(call, late=True) for name, call in silent.items()}
         return ended
 
     def _replied(self, names: Iterable[str]) -> list[str]:

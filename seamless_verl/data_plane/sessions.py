@@ -1,10 +1,9 @@
 """The sessions of a data plane's gateway: opened, recorded in the journal, and handed over to their agent loop.
 
-A closed session is returned as often as its agent loop asks for it, the same from the journal as from memory, until
-the agent loop acknowledges that TransferQueue has its sequences. Their keys there are a function of prompt and sample,
-so that a sequence that is put twice is stored once. An acknowledged session is not returned any more, or it could be
-trained twice. One that was acknowledged before TransferQueue had all of it would be lost. So the journal records the
-begin of a hand-over before the session is returned, and its end only on the agent loop's acknowledgement.
+A closed session is returned as often as its agent loop asks for it, the same from the journal as from memory, until the
+agent loop acknowledges that TransferQueue has its sequences. Their keys there are a function of prompt and sample, so
+that a sequence that is put twice is stored once. Nothing is trained twice or lost, because the journal records the
+begin of a hand-over before the session is returned, and its end only on the acknowledgement.
 """
 
 from __future__ import annotations
@@ -30,17 +29,17 @@ from seamless_verl.data_plane.finished_sessions import (
     AgentResult,
     FinishedSession,
     HandedNote,
+    Retention,
     SessionAccounts,
     TakenUpSession,
     result_of,
 )
 from seamless_verl.data_plane.lost_sessions import LostSessions
 from seamless_verl.data_plane.restart import held_sockets
-from seamless_verl.data_plane.retention import Retention
 from seamless_verl.data_plane.settings import SessionSettings
 from seamless_verl.errors import ConfigError, JournalOrderError
 from seamless_verl.gateway.api_errors import ApiError
-from seamless_verl.gateway.repeated_calls import INTERRUPTED
+from seamless_verl.gateway.calls import INTERRUPTED
 from seamless_verl.gateway.session import SessionState
 from seamless_verl.journal import (
     RUN,
@@ -86,7 +85,7 @@ class Sessions:
         """Opens the journal; returns the sessions that an earlier process left open."""
         self.journal = await self._open_journal()
         self.lost = LostSessions(self.journal)
-        self.earlier = EarlierSessions(self.journal, self._end_earlier, self.lost.add)
+        self.earlier = EarlierSessions(self.journal, self._end_earlier, self.lost.add, routes=self.settings.routes)
         bounds = self.settings.journal_days, self.settings.journal_gib
         self.retention = Retention(self.journal, *bounds, self.earlier.needed)
         return await asyncio.to_thread(self.journal.restore)
@@ -109,7 +108,7 @@ class Sessions:
         from seamless_verl.gateway.recovery import is_awaited
         from seamless_verl.gateway.server import Gateway, GatewaySettings
 
-        self.recorder = JournalRecorder(self.journal, on_closed=self._session_closed)
+        self.recorder = JournalRecorder(self.journal, on_closed=self._session_closed, routes=self.settings.routes)
         if restarted:
             self.closed = {session.session_id: asyncio.Event() for session in open_sessions if is_awaited(session)}
             await self.earlier.restore()
@@ -126,9 +125,6 @@ class Sessions:
             port=settings.port,
             rules=settings.rules,
             public_address=settings.public_address,
-            max_running=settings.max_calls,
-            max_open=settings.max_sessions,
-            max_body=settings.max_body,
             runner_key=settings.runner_key,
         )
         self.gateway = Gateway(
@@ -213,6 +209,7 @@ class Sessions:
 
     async def drop(self, session_id: str, reason: Closed, dropped: DropReason, why: str) -> None:
         """Ends a session whose agent is gone: nothing of it is trained, and its tokens are counted for this reason.
+
         One that was handed over, or dropped, at this moment is left.
         """
         self.earlier.dropping(session_id)
@@ -293,9 +290,7 @@ class Sessions:
             return self.accounts.finished(record, version)
 
     async def take_up(self, uid: str, sample: str, submitted: int, version: int) -> TakenUpSession | None:
-        """The session of an earlier start at this place, for a prompt submitted in this step; None if there is
-        none.
-        """
+        """The session of an earlier start at this place, for a prompt submitted in this step; None if there is none."""
         stored = await self.earlier.take(uid, sample, submitted)
         result = None if stored is None else result_of(stored.handing)
         if stored is None or result is None:
@@ -356,9 +351,8 @@ class Sessions:
             await self.acknowledge(session_id, False, HandedNote(uid, "its group went on without it", dropped=reason))
 
     async def _end_orphans(self, uids: Collection[str]) -> None:
-        """Drops sessions of groups that were decided which nobody can have: they expired without a request.
-
-        A restart of the data plane leaves one where Ray repeats the call that had opened it.
+        """Drops sessions of groups that were decided which nobody can have, as Ray repeated the call that had opened
+        them.
         """
         for session_id in [name for name, uid in self.awaited().items() if uid in uids]:
             if session_id not in self.closed:  # it ended during a drop before it

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from seamless_verl.gateway.request_rules import MAX_BODY, RequestRules
+from seamless_verl.gateway.request_rules import RequestRules
 from seamless_verl.trajectory.policies import GrammarTokens
+from seamless_verl.trajectory.routes import Routes
 
 
 @dataclass(frozen=True)
@@ -16,9 +17,9 @@ class SessionSettings:
     sampled under a grammar.
 
     The journal keeps sessions for `journal_days` after their hand-over and up to `journal_gib`; None is no bound.
-    `max_calls` run at once, and `max_sessions` are open when another is opened from outside; None is no bound.
     `socket_holder` names the actor that holds the listening socket, at `port`, while the gateway is down.
-    `max_body`, `public_address` and `rules` are those of GatewaySettings.
+    `public_address` and `rules` are those of GatewaySettings. With `routes` the engines return them, and sessions that
+    lack some are not trained.
     """
 
     model: str
@@ -27,9 +28,6 @@ class SessionSettings:
     runner_key: str = ""
     journal_days: float | None = None
     journal_gib: float | None = None
-    max_calls: int | None = None
-    max_sessions: int | None = None
-    max_body: int = MAX_BODY
     port: int = 0
     options: Sequence[str] = ()
     max_sequence: int | None = None
@@ -38,6 +36,7 @@ class SessionSettings:
     socket_holder: str | None = None
     public_address: str | None = None
     rules: RequestRules = field(default_factory=RequestRules)
+    routes: bool = False
 
 
 @dataclass(frozen=True)
@@ -65,9 +64,13 @@ class PlaneSettings:
 
 @dataclass
 class Generated:
-    """A whole generation: ids [N], logprobs [N] in nats, weight versions [N], and the finish reason."""
+    """A whole generation: ids [N], logprobs [N] in nats, weight versions [N], and the finish reason.
+
+    `routes` are those of the prompt's tokens from the one that was asked for, then of the generated ones.
+    """
 
     ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
     finish: str = ""
+    routes: Routes | None = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable
 from typing import Annotated, Any, TypeAlias, TypeVar
 
 from annotated_types import Len
@@ -51,12 +51,15 @@ class Admin:
 
         `awaited`: an agent loop of the run waits for its end. Raises ApiError with all mistakes of the body.
         """
-        reader = _BodyReader(body, OPEN_FIELDS)
-        uid = reader.value(Text, "uid", way_out="Name the prompt that the session runs on")
-        metadata = reader.mapping("metadata")
-        limits = reader.settings(SessionLimits, "limits")
-        sampling = reader.settings(SessionSampling, "sampling")
-        reader.refuse_mistakes()
+        wrong, names = _Mistakes(), ", ".join(OPEN_FIELDS)
+        for name in (name for name in body if name not in OPEN_FIELDS):
+            wrong.append(ConfigError(name, body[name], "there is no such setting", f"Choose from {names}"))
+        uid = wrong.value(Text, body.get("uid"), "uid", "Name the prompt that the session runs on")
+        if not isinstance(metadata := body.get("metadata", {}), dict):
+            wrong.append(ConfigError("metadata", metadata, "must be an object", "Give one, or leave it out"))
+        limits = wrong.of(SessionLimits(), lambda: read(SessionLimits, body.get("limits"), key="limits"))
+        sampling = wrong.of(SessionSampling(), lambda: read(SessionSampling, body.get("sampling"), key="sampling"))
+        wrong.refuse()
         session, key = self._table.open(uid, limits=limits, sampling=sampling, metadata=metadata, awaited=awaited)
         try:
             await self._recorder.open_session(session)
@@ -91,11 +94,13 @@ class Admin:
 
         With `call`, the id of a reply, it is the reward of that turn alone.
         """
-        reader = _BodyReader(body)
-        value = reader.score("reward")
-        name = reader.value(Name, "name", default="reward", way_out="Give 1 to 200 characters, or leave it out")
-        call = reader.value(Name | None, "call", way_out="Give the id of a reply of this session, or leave it out")
-        reader.refuse_mistakes()
+        wrong = _Mistakes()
+        value = wrong.of(0.0, lambda: _finite(body.get("reward")))
+        way_out = "Give 1 to 200 characters, or leave it out"
+        name = wrong.value(Name, body.get("name", "reward"), "name", way_out)
+        way_out = "Give the id of a reply of this session, or leave it out"
+        call = wrong.value(Name | None, body.get("call"), "call", way_out)
+        wrong.refuse()
         if session.state is not SessionState.OPEN:
             code = ErrorCode.EXPIRED if session.state is SessionState.EXPIRED else ErrorCode.CLOSED
             message = f"Session {session.session_id} is {session.state} ({session.reason}): it takes no reward any more"
@@ -116,46 +121,29 @@ class Admin:
         return turn_id
 
 
-class _BodyReader:
-    """Reads the fields of a JSON body, and collects its mistakes; None as `names` accepts any further fields."""
+class _Mistakes(list[ConfigError]):
+    """The mistakes of a body, which are said all at once."""
 
-    def __init__(self, body: Mapping[str, Any], names: Sequence[str] | None = None) -> None:
-        self._body = body
-        unknown = [] if names is None else [name for name in body if name not in names]
-        choices = f"Choose from {', '.join(names or ())}"
-        self._mistakes = [ConfigError(name, body[name], "there is no such setting", choices) for name in unknown]
-
-    def value(self, kind: Any, name: str, *, way_out: str, default: Any = None) -> Any:
+    def of(self, instead: T, read_part: Callable[[], T]) -> T:
+        """The part of the body; where it is wrong, what stands `instead` of it."""
         try:
-            return read_value(kind, self._body.get(name, default), key=name, way_out=way_out)
+            return read_part()
         except ConfigError as error:
-            self._mistakes.append(error)
-            return default
+            self += error.mistakes
+            return instead
 
-    def score(self, name: str) -> float:
-        value = self._body.get(name)
-        try:
-            return score_of(value)
-        except ValueError:
-            self._mistakes.append(ConfigError(name, value, "is no finite number", "Give a finite number"))
-            return 0.0
+    def value(self, kind: Any, value: object, key: str, way_out: str) -> Any:
+        return self.of(None, lambda: read_value(kind, value, key=key, way_out=way_out))
 
-    def mapping(self, name: str) -> dict[str, Any]:
-        value = self._body.get(name, {})
-        if not isinstance(value, dict):
-            self._mistakes.append(ConfigError(name, value, "must be an object", "Give one, or leave it out"))
-            return {}
-        return value
+    def refuse(self) -> None:
+        """Raises one ApiError with all mistakes, if there are any; its `param` is the first."""
+        if self:
+            message = "\n".join(map(shorten, self))  # a value may be a whole body
+            raise ApiError(ErrorCode.MALFORMED, message, param=self[0].key)
 
-    def settings(self, kind: type[T], name: str) -> T:
-        try:
-            return read(kind, self._body.get(name), key=name)
-        except ConfigError as error:
-            self._mistakes += error.mistakes
-            return kind()
 
-    def refuse_mistakes(self) -> None:
-        """Raises one ApiError with all mistakes; its `param` is the first."""
-        if self._mistakes:
-            message = "\n".join(shorten(mistake) for mistake in self._mistakes)  # a value may be a whole body
-            raise ApiError(ErrorCode.MALFORMED, message, param=self._mistakes[0].key)
+def _finite(value: object) -> float:
+    try:
+        return score_of(value)
+    except ValueError as error:
+        raise ConfigError("reward", value, "is no finite number", "Give a finite number") from error

@@ -1,7 +1,6 @@
 """Errors that the gateway itself returns, in the form of the API that was called; vLLM's own errors are vLLM's.
 
-That a prompt is too long is said in the texts and codes of the real services: clients look for them, and then compact
-the conversation or stop.
+A prompt that is too long is refused in the words and codes of the real services, by which clients compact or stop.
 """
 
 from __future__ import annotations
@@ -82,7 +81,6 @@ class ApiError(SeamlessError):
         return self.code.status
 
     def body(self, api: Api) -> dict[str, Any]:
-        """The JSON body in the form of the API that was called."""
         if api is Api.ANTHROPIC:
             return anthropic_error(self.status, self.message)
         kind = _OPENAI_TYPE.get(self.status, "invalid_request_error")
@@ -90,7 +88,6 @@ class ApiError(SeamlessError):
 
 
 def anthropic_error(status: int, message: str) -> dict[str, Any]:
-    """The JSON body of an error in Anthropic's form."""
     fallback = "invalid_request_error" if status < 500 else "api_error"
     return {"type": "error", "error": {"type": _ANTHROPIC_TYPE.get(status, fallback), "message": message}}
 
@@ -123,7 +120,6 @@ class Overflow:
         )
 
     def openai_body(self, path: str) -> dict[str, Any]:
-        """The JSON body of the error in OpenAI's APIs."""
         message = RESPONSES_MESSAGE if path == "/v1/responses" else self.message
         param = {"/v1/responses": "input", "/v1/completions": "prompt"}.get(path, "messages")
         return {"error": {"message": message, "type": "invalid_request_error", "param": param, "code": OVERFLOW_CODE}}

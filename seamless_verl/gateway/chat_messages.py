@@ -1,12 +1,12 @@
-"""Changes of an agent's chat messages before they are matched with the record and rendered.
+"""Gives an agent's chat messages one form before they are matched with the record and rendered.
 
-Agents write one conversation in several ways that mean the same. Here it gets one form, so that a session has one
-prompt for it. The record has the messages in this form. What is no message is left for vLLM to refuse.
+Agents write one conversation in several ways that mean the same. What is no message is left for vLLM to refuse.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import wraps
 from itertools import groupby
 from typing import Any
 
@@ -16,79 +16,66 @@ TOOL, SYSTEM, DEVELOPER = "tool", "system", "developer"
 RENDERED_TEXTS = ("refusal", "thinking")  # types of parts with a text under the type's name, rendered as any text
 
 
-def with_listed_contents(messages: Sequence[Any]) -> list[Any]:
-    """The messages, with each content that is no text as a list.
+def _each(change: Callable[[Mapping[str, Any]], Any]) -> Callable[[Sequence[Any]], list[Any]]:
+    """The change of all messages; what is no message stays as it is."""
+    return wraps(change)(lambda messages: [change(one) if isinstance(one, Mapping) else one for one in messages])
 
-    Of an empty list pydantic makes an iterator, which is read once and is no JSON.
-    """
 
-    def listed(message: Any) -> Any:
-        content = _field(message, "content")
-        given = isinstance(content, str | list | Mapping) or not isinstance(content, Iterable)
-        return message if given else {**message, "content": list(content)}
-
-    return list(map(listed, messages))
+@_each
+def with_listed_contents(message: Mapping[str, Any]) -> Any:
+    """Makes a list of a content that is no text: pydantic makes an iterator of an empty one."""
+    content = message.get("content")
+    given = isinstance(content, str | list | Mapping) or not isinstance(content, Iterable)
+    return message if given else {**message, "content": list(content)}
 
 
 def has_parts(messages: Sequence[Any]) -> bool:
     return any(isinstance(_field(message, "content"), list) for message in messages)
 
 
-def with_joined_texts(messages: Sequence[Any]) -> list[Any]:
-    """The messages, with contents of texts alone as the one text that vLLM makes of them for a template of such.
+@_each
+def with_joined_texts(message: Mapping[str, Any]) -> Any:
+    """Makes one text of a content of texts alone, as vLLM does for a template of such.
 
-    An agent may send the parts in one call and their text in the next. A reply is left as it is: the APIs give its
-    parts no separator.
+    A reply is left as it is: the APIs give its parts no separator.
     """
-
-    def joined(message: Any) -> Any:
-        content = _field(message, "content")
-        if not isinstance(content, list) or message.get("role") == ASSISTANT:
-            return message
-        texts = [_text_of(part) for part in content]
-        known = [text for text in texts if text is not None]
-        return {**message, "content": "\n".join(filter(None, known))} if len(known) == len(texts) else message
-
-    return list(map(joined, messages))
+    content = message.get("content")
+    if not isinstance(content, list) or message.get("role") == ASSISTANT:
+        return message
+    texts = [_text_of(part) for part in content]
+    known = [text for text in texts if text is not None]
+    return {**message, "content": "\n".join(filter(None, known))} if len(known) == len(texts) else message
 
 
 def has_developer(messages: Sequence[Any]) -> bool:
     return any(_field(message, "role") == DEVELOPER for message in messages)
 
 
-def developer_to_system(messages: Sequence[Any]) -> list[Any]:
-    """The messages, with those of developers as system messages in their places; they bring no tools."""
-
-    def as_system(message: Any) -> Any:
-        if _field(message, "role") != DEVELOPER:
-            return message
-        return {name: value for name, value in message.items() if name != "tools"} | {"role": SYSTEM}
-
-    return list(map(as_system, messages))
+@_each
+def developer_to_system(message: Mapping[str, Any]) -> Any:
+    """Makes a system message of a developer's, which brings no tools."""
+    if message.get("role") != DEVELOPER:
+        return message
+    return {name: value for name, value in message.items() if name != "tools"} | {"role": SYSTEM}
 
 
-def parts_as_text(messages: Sequence[Any]) -> list[Any]:
-    """The messages, with the refusals and thoughts among their parts as texts, which is how vLLM renders them.
+@_each
+def parts_as_text(message: Mapping[str, Any]) -> Any:
+    """Makes texts of the refusals and thoughts among a message's parts, which is how vLLM renders them.
 
-    Recorded ids are reused in conversations of texts. A `tool_reference` is none: what is rendered for it, if anything,
-    is the chat template's own, and its name is no text that tells one message from another.
+    A `tool_reference` is none: what is rendered for it is the chat template's own.
     """
-
-    def with_texts(message: Any) -> Any:
-        parts = _field(message, "content")
-        if not isinstance(parts, list) or not any(map(_is_rendered_text, parts)):
-            return message
-        return {**message, "content": [_as_text(part) if _is_rendered_text(part) else part for part in parts]}
-
-    return list(map(with_texts, messages))
+    parts = message.get("content")
+    if not isinstance(parts, list) or not any(map(_is_rendered_text, parts)):
+        return message
+    return {**message, "content": [_as_text(part) if _is_rendered_text(part) else part for part in parts]}
 
 
 def order_tool_results(messages: Sequence[Any]) -> list[Any]:
     """The messages, with the results of an assistant's tool calls in the order of the calls.
 
-    The APIs match results by the ids of calls, so agents send them in any order, such as that in which they were done.
-    Many chat templates show no ids: there the first result is read as the first call's. Results of unknown ids come
-    last, in their order. Results stay as they are where an id is in several of the calls, or in several results.
+    Agents send them in any order, matched by ids, which many templates do not show: there the first result is read as
+    the first call's. Results of unknown ids come last; all stay as they are where an id is in several calls or results.
     """
     ordered: list[Any] = []
     call_ids: list[str] = []

@@ -1,13 +1,11 @@
 """Continues a recorded conversation: the recorded ids verbatim, then only the new messages, rendered.
 
-How a chat template joins messages differs by model family; verl's continuous-token builders know it. A builder is
-used only when it proves, on a probe conversation, that what it appends equals what the template renders there for
-the whole conversation. Without such a builder, conversations are rendered whole.
+verl's continuous-token builders know how a model family's template joins messages. A builder is used only when it
+proves, on a probe conversation, that what it appends is what the template renders there for the whole conversation.
+Without such a builder, conversations are rendered whole.
 
-An agent may put text behind a reply, in the same message: the stop string that ended it, and what it did since. Then
-the reply's ids that say the beginning of the message are kept, and its rest is tokenized. Mostly these are all ids, for
-the engine generated the stop string, too. The last of them are left out where they say something else than the message,
-but for white space at their end, and so is the token that ends a turn.
+An agent may put text behind a reply, in the same message, such as the stop string that ended it. Then the reply's ids
+that say the beginning of the message are kept, and its rest is tokenized.
 """
 
 from __future__ import annotations

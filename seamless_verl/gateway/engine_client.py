@@ -1,10 +1,6 @@
 """vLLM's EngineClient over a fleet: the serving classes call `generate`, and a CallSource gives the tokens.
 
-Each request's sampling parameters are checked by vLLM's input processor and bounded by the session. Each choice
-becomes one RunningCall. Their outputs are merged by vLLM's own collector, also for a slow reader.
-
-The client has no engine of its own: the rollout manager runs the replicas, so what would touch an engine directly is
-refused.
+It has no engine of its own: the rollout manager runs the replicas, so what would touch an engine directly is refused.
 """
 
 from __future__ import annotations
@@ -15,7 +11,7 @@ from array import array
 from collections import defaultdict
 from collections.abc import AsyncGenerator, Iterable
 from copy import copy
-from functools import partial
+from dataclasses import replace
 from http import HTTPStatus
 from typing import Any
 
@@ -32,13 +28,12 @@ from vllm.v1.engine.input_processor import InputProcessor
 from vllm.v1.engine.output_processor import RequestOutputCollector
 from vllm.v1.engine.parallel_sampling import ParentRequest
 
-from seamless_verl.gateway.calls import CallSource, SessionCall
+from seamless_verl.gateway.calls import CallSource, RecordedCall, RecordedSource, SessionCall, asked_digest
 from seamless_verl.gateway.outputs import Decoder, engine_sampling, stop_strings
 from seamless_verl.gateway.recorder import JournalRecorder
-from seamless_verl.gateway.repeated_calls import RecordedCall, RecordedSource, asked_digest, resume_call
-from seamless_verl.gateway.request_context import RequestContext, current_request
+from seamless_verl.gateway.request_context import Rendered, RequestContext, current_request
 from seamless_verl.gateway.retries import CallOutput
-from seamless_verl.gateway.running_call import RunningCall, finish_reply
+from seamless_verl.gateway.running_call import RunningCall
 from seamless_verl.gateway.session import SessionState
 from seamless_verl.platform.vllm_versions import GracefulHTTPError
 from seamless_verl.trajectory.records import TOKEN
@@ -84,10 +79,8 @@ class FleetEngineClient(EngineClient):
     ) -> AsyncGenerator[RequestOutput, None]:
         """The outputs of the current session's request, in the kind that its parameters ask for.
 
-        Raises:
-            VLLMValidationError: a parameter or the prompt's length is not valid.
-            GracefulHTTPError: the session has ended.
-            GenerationError, EngineGenerateError: a call failed; it is on record as FAILED.
+        Raises VLLMValidationError for a parameter or a length that is not valid, GracefulHTTPError where the session
+        has ended, GenerationError or EngineGenerateError where a call failed, which is on record as FAILED.
         """
         context = current_request()
         request = self._check_request(context, prompt, sampling_params, request_id, options)
@@ -107,6 +100,13 @@ class FleetEngineClient(EngineClient):
 
     def _count_malformed(self) -> None:
         self.malformed_calls += 1
+
+    def _make_parser(self, rendered: Rendered) -> Any:
+        """The parser of the reply; None where the model has none."""
+        if rendered.parser is None:
+            return None
+        settings = {"chat_template_kwargs": dict(rendered.settings), "model_config": self.model_config}
+        return rendered.parser(self.renderer.tokenizer, rendered.request.tools, **settings)
 
     async def abort(self, request_id: str | Iterable[str]) -> None:
         """Cancels the calls of these requests; of two requests with one id, both."""
@@ -172,7 +172,7 @@ class FleetEngineClient(EngineClient):
     ) -> RunningCall:
         index, call_id = context.next_call()
         earlier, interrupted = context.earlier_output(index), context.take_interrupted_call(index)
-        call = _session_call(context, request, index, call_id, choice)
+        call = self._with_routes(_session_call(context, request, index, call_id, choice))
         if context.is_retry:
             context.session.retried_replies[call.reply_id] = context.attempt.number
         session, recorder, source, recorded = context.session, self._recorder, self._source, 0
@@ -180,23 +180,19 @@ class FleetEngineClient(EngineClient):
             recorder, source = None, earlier
         elif interrupted is not None:
             known = RecordedCall(interrupted.segments)
-            call, source, recorded = resume_call(call, interrupted), RecordedSource(known, source), len(known)
+            call, source, recorded = (
+                self._with_routes(call.resumed(interrupted)),
+                RecordedSource(known, source),
+                len(known),
+            )
             request = structs.replace(request, prompt_token_ids=interrupted.prompt_ids.tolist())
         elif session.recorded_calls is not None and (repeated := session.recorded_calls.take(call)) is not None:
             source = RecordedSource(repeated, source)
         output = CallOutput()
         context.attempt.outputs[index] = earlier or output
-        tokenizer = self.renderer.tokenizer
-        finish = partial(finish_reply, context, tokenizer, self.model_config, on_malformed=self._count_malformed)
+        decoder = Decoder(self.renderer.tokenizer, request, parent, choice)
         running = RunningCall(
-            call,
-            source,
-            recorder,
-            Decoder(tokenizer, request, parent, choice),
-            output,
-            queue.put,
-            partial(finish, add_prefix=earlier is None),
-            session.add_tokens,
+            *(call, context, source, recorder, decoder, output, queue.put, self._make_parser, self._count_malformed),
             recorded=recorded,
             request_id=request.external_req_id or "",
         )
@@ -205,6 +201,9 @@ class FleetEngineClient(EngineClient):
         self._by_session[running.call.session_id].add(task)
         task.add_done_callback(self._forget)
         return running
+
+    def _with_routes(self, call: SessionCall) -> SessionCall:
+        return replace(call, routes_from=self._recorder.routes_needed_from(call))
 
     def _forget(self, task: asyncio.Task[None]) -> None:
         session_id = self._running.pop(task).call.session_id
@@ -217,7 +216,6 @@ class FleetEngineClient(EngineClient):
 def _session_call(
     context: RequestContext, request: EngineCoreRequest, index: int, call_id: str, choice: int
 ) -> SessionCall:
-    """`asked` has the seed as the agent gave it: a session that begins this one again asks the same."""
     session = context.session
     assert request.prompt_token_ids is not None and request.sampling_params is not None
     prompt_ids, sampling = array(TOKEN, request.prompt_token_ids), engine_sampling(request)
@@ -238,6 +236,7 @@ def _session_call(
         dropped_tools=context.dropped_tools,
         replaced_media=context.replaced_media,
         reply_id=request.external_req_id or "",
+        # with the seed as the agent gave it: a session that begins this one again asks the same
         asked=asked_digest(prompt_ids, sampling, stop_strings(request.sampling_params), index),
     )
 

@@ -134,12 +134,7 @@ def key_from_headers(headers: Headers) -> str | None:
 
 
 async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes:
-    """The whole body.
-
-    Raises:
-        ApiError: it is longer than `limit` bytes.
-        ClientGoneError: the client disconnected before its end.
-    """
+    """The whole body; ApiError beyond `limit` bytes, ClientGoneError if the client left before its end."""
     declared = Headers(scope=scope).get("content-length", "0")
     if declared.isdecimal() and (len(declared) > MAX_DIGITS or int(declared) > limit):
         raise _too_large(limit)

@@ -1,14 +1,12 @@
 """What the gateway itself sends: JSON, errors, the list of models, and keepalives within streams.
 
 vLLM's responses pass through watchers, which give its errors the form of the API that was called. A streamed reply gets
-keepalives while its call gives no event: a call may wait for a weight update, a hand-over or its place in a queue, and
-clients end a stream that is silent for some minutes, and ask again.
+keepalives while its call gives no event: a call may wait for a weight update or its place in a queue, and clients end a
+stream that is silent for some minutes.
 
 Invariants of keepalives:
-- One is sent between whole events only: after the response's headers, and before its end.
+- One is sent after a silence and between whole events only: after the response's headers, and before its end.
 - The messages of the application pass unchanged, in their order. A keepalive takes no number of an event.
-- One is sent after a silence only: no message was sent, and none waits for a slow client.
-- After `stop` nothing is sent.
 """
 
 from __future__ import annotations
@@ -42,31 +40,18 @@ END_OF_EVENT = b"\n\n"
 OWNER = "vllm"
 
 
-async def send_json(send: Send, status: int, body: object, headers: dict[str, str] | None = None) -> None:
+async def send_json(send: Send, status: int, body: object, retry_after: int | None = None) -> None:
     data = json.dumps(body).encode()
-    fields = {"content-type": "application/json", "content-length": str(len(data))} | (headers or {})
-    raw = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in fields.items()]
-    await send({"type": "http.response.start", "status": status, "headers": raw})
+    fields = {"content-type": "application/json", "content-length": str(len(data))}
+    if retry_after is not None:
+        fields["retry-after"] = str(retry_after)
+    headers = [(name.encode(), value.encode()) for name, value in fields.items()]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": data})
 
 
 async def send_error(send: Send, error: ApiError, api: Api) -> None:
-    headers = {} if error.retry_after is None else {"retry-after": str(error.retry_after)}
-    await send_json(send, error.status, error.body(api), headers)
-
-
-class ReplayedBody:
-    """A receive that gives a body that was read already, and then what follows it."""
-
-    def __init__(self, body: bytes, receive: Receive) -> None:
-        self._body: bytes | None = body
-        self._receive = receive
-
-    async def __call__(self) -> Message:
-        if self._body is not None:
-            body, self._body = self._body, None
-            return {"type": "http.request", "body": body, "more_body": False}
-        return await self._receive()
+    await send_json(send, error.status, error.body(api), error.retry_after)
 
 
 class DisconnectWatch:
@@ -157,7 +142,6 @@ class ModelList:
     strict: bool = False  # it has no other names
 
     def list(self, api: Api) -> dict[str, Any]:
-        """All served names."""
         data = [self._entry(name, api) for name in self.names]
         if api is Api.ANTHROPIC:
             return {"data": data, "has_more": False, "first_id": self.names[0], "last_id": self.names[-1]}
@@ -179,10 +163,7 @@ class ModelList:
 
 
 class StreamKeepalive:
-    """A send that adds keepalives to a stream of events; other responses pass as they are.
-
-    `path` is that of the API; `interval` in seconds of silence. Owned state: the task that sends the keepalives.
-    """
+    """A send that adds keepalives after `interval` seconds of silence to a stream of events of the API at `path`."""
 
     def __init__(self, send: Send, path: str, interval: float = KEEPALIVE_S) -> None:
         self._send, self._path, self._interval = send, path, interval
@@ -244,9 +225,8 @@ class EventCounter:
 def keepalive_after(path: str, events: EventCounter) -> bytes | None:
     """The keepalive that may follow these events; None where none may.
 
-    OpenAI's Responses API sends `keepalive` itself, and some clients need a number in each event. vLLM numbers events
-    from 0, and the keepalive repeats the last number. OpenAI's SDK accepts nothing before `response.created`, which
-    comes at once.
+    OpenAI's Responses API sends `keepalive` itself, and some clients need a number in each event: it repeats the last,
+    of vLLM's from 0. OpenAI's SDK accepts nothing before `response.created`, which comes at once.
     """
     if not events.between:
         return None

@@ -24,7 +24,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from seamless_verl.errors import SeamlessError
 from seamless_verl.gateway.admin import Admin
 from seamless_verl.gateway.api_errors import Api, ApiError, ErrorCode
-from seamless_verl.gateway.fast_path import READ_BODY, ReadBody
+from seamless_verl.gateway.fast_path import READ_BODY
 from seamless_verl.gateway.http import (
     GENERATION_PATHS,
     MODELS_PATH,
@@ -50,7 +50,7 @@ from seamless_verl.gateway.http_responses import (
     send_json,
 )
 from seamless_verl.gateway.request_context import CURRENT, RequestContext
-from seamless_verl.gateway.request_rules import MAX_BODY, RequestRules, changes_for, count_calls
+from seamless_verl.gateway.request_rules import MAX_BODY, RequestRules, adapt, count_calls
 from seamless_verl.gateway.retries import is_retried
 from seamless_verl.gateway.session import Session, hash_key
 from seamless_verl.gateway.sessions import SessionTable
@@ -113,14 +113,6 @@ class _Request:
         """The API that was called; the list of models has one address in both."""
         by_headers = "anthropic-version" in self.headers or "x-api-key" in self.headers
         return Api.ANTHROPIC if self.address.is_models and by_headers else self.address.api
-
-    def inner_scope(self, body: ReadBody) -> Scope:
-        """The scope for vLLM: the body's type is JSON, as it was found to be, and its length is not the sent one's."""
-        replaced = (b"content-type", b"content-length")
-        headers = [(name, value) for name, value in self.scope["headers"] if name not in replaced]
-        headers.append((b"content-type", b"application/json"))
-        path = self.address.path
-        return {**self.scope, "path": path, "raw_path": path.encode(), "headers": headers, READ_BODY: body}
 
 
 class SessionMiddleware:
@@ -223,10 +215,9 @@ class SessionMiddleware:
             if address.path == REWARD_PATH:
                 await _send_result(send, self._admin.reward(session, parse_body(raw)))
             else:
-                await self._serve_model(request, session, parse_request(raw), raw)
+                await self._serve_model(request, session, parse_request(raw))
 
-    async def _serve_model(self, request: _Request, session: Session, body: Body, raw: bytes) -> None:
-        """Serves a request that vLLM's classes reply to."""
+    async def _serve_model(self, request: _Request, session: Session, body: Body) -> None:
         path, key = request.address.path, request.headers.get("idempotency-key")
         digest = digest_request(path, body)
         generates, is_response = path in GENERATION_PATHS, path == RESPONSES_PATH
@@ -235,25 +226,24 @@ class SessionMiddleware:
         # In the body too, not only in the parsed parameters: those of greedy sampling have lost the others.
         sampling = session.sampling.resolve(body) if generates else {}
         namespaces = self._takes_namespaces and is_response
-        changes = changes_for(body, rules, self._models.context_length, sampling, namespaces=namespaces)
+        adapted = adapt(body, rules, self._models.context_length, sampling, namespaces=namespaces)
         previous = session.responses.previous(body) if is_response else None
         referenced = session.responses.referenced(body) if is_response else {}
-        is_retry = _is_marked(request.headers)
-        retried = session.attempts.find(digest, key=key, retry=is_retry) if generates else None
+        retried = session.attempts.find(digest, key=key, retry=_is_marked(request.headers)) if generates else None
         try:
             with self._table.admit(session, calls, new_turn=generates and not retried):
                 attempt = retried or session.attempts.begin(digest, key, session.requests)
                 context = RequestContext(
                     *(session, session.requests, path, body, digest, attempt),
                     is_retry=retried is not None,
-                    dropped_tools=tuple(changes.dropped_tools.values()),
-                    replaced_media=changes.replaced_media,
+                    dropped_tools=adapted.dropped_tools,
+                    replaced_media=adapted.replaced_media,
                     previous=previous,
                     referenced=referenced,
                 )
                 self.counts["gateway/hosted_tools_dropped"] += len(context.dropped_tools)
                 self.counts["gateway/media_replaced"] += len(context.replaced_media)
-                await self._forward(request, request.inner_scope(ReadBody(body, changes.apply, raw)), context)
+                await self._forward(request, adapted.body, context)
                 self.counts["gateway/schemas_dropped"] += context.dropped_schema
         except ApiError as error:
             if generates and retried is None and is_retried(error.status) and key is None:
@@ -263,14 +253,14 @@ class SessionMiddleware:
             if retried is not None:  # if this retry was refused, or lost its connection, another one follows
                 retried.claimed = False
 
-    async def _forward(self, request: _Request, scope: Scope, context: RequestContext) -> None:
+    async def _forward(self, request: _Request, body: Body, context: RequestContext) -> None:
         receive = DisconnectWatch(request.receive)
         keepalives = StreamKeepalive(request.send, context.path, self._settings.keepalive_s)
         on_error = partial(self._note_refusal, context.session, context.path)
         response = ResponseWatch(keepalives, request.address.api, context, on_error)
         token = CURRENT.set(context)
         try:
-            await self._app(scope, receive, response)
+            await self._app({**request.scope, "path": context.path, READ_BODY: body}, receive, response)
         finally:
             keepalives.stop()
             CURRENT.reset(token)

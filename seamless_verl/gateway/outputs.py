@@ -1,7 +1,6 @@
 """Converts between chunks and vLLM's outputs: the sampling fields of a replica's request, and its decoded tokens.
 
-Detokenization, stop strings and logprobs are vLLM's own, run in this process on the tokens as they arrive; a replica
-gets numbers and returns numbers.
+Detokenization, stop strings and logprobs are vLLM's own, in this process; a replica gets and returns numbers.
 """
 
 from __future__ import annotations
@@ -129,6 +128,7 @@ def _cut(chunk: TokenChunk, length: int, stop: int | str) -> TokenChunk:
     at = slice(length)
     top = None if chunk.top is None else chunk.top[at]
     kept = {"ids": chunk.ids[at], "logprobs": chunk.logprobs[at], "top": top, "grammar": chunk.grammar[at]}
+    kept["routes"] = None if chunk.routes is None else chunk.routes.part(0, length)
     return replace(chunk, finish_reason=Finish.STOP, stop_reason=stop, **kept)
 
 

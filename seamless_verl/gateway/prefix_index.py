@@ -1,17 +1,16 @@
 """The prefix index of a session: recorded token ids of the conversations that an agent sends back.
 
-An agent sends its conversation back as messages. Where they repeat an earlier request and its reply, the ids of that
-turn are the beginning of the new prompt, verbatim; only the messages after it are rendered.
+Where messages repeat an earlier request and its reply, that turn's ids begin the new prompt, verbatim; only the
+messages after it are rendered.
 
 Invariants:
 - A prefix ends with a reply of ours; its ids are the prompt ids and the generated ids of that turn, in order.
 - Equal messages with equal seeds (tools and template settings, which shape the prompt's head) share one entry: the
-  latest turn's.
-- A conversation in which an assistant's consecutive messages are joined or split is found where none has it as it is:
-  some APIs split a reply, and agents continue a message that they began, or let several agents speak in turn.
-- A reply of text that an agent sent back with more text in the same message is found apart from those, by
-  `find_extended`: of such a message the ids on record are the beginning at most.
-- Ids are kept once for a chain of turns: an entry that extends another holds only its own tail.
+  latest turn's. An entry that extends another holds only its own tail.
+- Where none has the conversation as it is, one with an assistant's consecutive messages joined or split is found: some
+  APIs split a reply, and agents continue a message that they began.
+- A reply that was sent back with more text in its message is found apart, by `find_extended`: the ids on record are the
+  message's beginning at most.
 """
 
 from __future__ import annotations

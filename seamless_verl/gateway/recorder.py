@@ -1,21 +1,15 @@
 """Records sessions in the journal: what it has returned from survives the gateway's death.
 
-`JournalBuffer` buffers journal events of running calls, so that those of many calls share one commit.
-`JournalRecorder` appends events through it, and keeps the record of each session from its opening until it is taken.
-
-Invariants of the buffer:
-- A call's events reach the journal in their order.
-- What nobody awaits is appended FLUSH_S after the call's first buffered token, or as soon afterwards as the call's
-  last append is done: it has at most one under way that nobody awaits, so a slow journal is not flooded.
+Invariants:
+- A call's events reach the journal in their order. What nobody awaits is appended FLUSH_S after the call's first
+  buffered token, at most one append of a call at a time, so that a slow journal is not flooded.
 - Who awaits an append gets the error of any earlier append of its call.
-
-Invariants of the recorder:
 - A call is in the journal from its first tokens on, or from its end: of a call that a restart forgot, the agent has
   seen nothing. A call's last tokens and its end are one append.
-- A session's record holds the turns whose end is in the journal, and their tokens are the journal's.
-- When a session is closed, every call of it has an end on record.
+- A session's record holds the turns whose end is in the journal, and their tokens are the journal's. When a session is
+  closed, every call of it has an end on record.
 - A call whose end the journal refuses, as for a value that cannot be written, is on record as FAILED with all its
-  tokens: they are dropped for that reason, and none is lost from the account.
+  tokens: none is lost from the account.
 """
 
 from __future__ import annotations
@@ -47,6 +41,7 @@ from seamless_verl.journal import (
 )
 from seamless_verl.journal.stored import parse_close_reason, rebuild_record
 from seamless_verl.trajectory.records import Finish, Segment, TokenChunk, Turn, append_chunk
+from seamless_verl.trajectory.routes import Routes
 from seamless_verl.trajectory.session import Closed, SessionRecord
 from seamless_verl.trajectory.tree import PlacedTurn
 
@@ -60,7 +55,7 @@ NUMBERED = {"cmpl-": "-", "resp_": "_"}  # What is between the id of a reply and
 
 
 class JournalBuffer:
-    """Buffers journal events of running calls."""
+    """Buffers journal events of running calls, so that those of many calls share one commit."""
 
     def __init__(self, journal: SqliteJournal) -> None:
         self._journal = journal
@@ -74,11 +69,9 @@ class JournalBuffer:
         self._events[started.call_id] = [started]
 
     def add(self, event: ChunkAppended) -> None:
-        """Buffers tokens; they are appended soon.
+        """Buffers tokens, which are appended soon.
 
-        Raises:
-            JournalError: the journal accepts nothing any more.
-            JournalOrderError: it refused the call's last append.
+        Raises JournalError where the journal accepts nothing any more, JournalOrderError if it refused the last append.
         """
         if self._failure is not None:
             raise JournalError(*self._failure.args)  # one exception for all would collect their tracebacks
@@ -124,21 +117,25 @@ class JournalRecorder:
     """Stores what happens in sessions: in the journal first, then in its records.
 
     When an awaited method has returned, its content survives a crash, and only then may the agent see any of it.
-    `on_closed` is called with the id of each session that accepts no more calls.
+    `on_closed` is called with the id of each session that accepts no more calls. With `routes` engines return them.
     """
 
-    def __init__(self, journal: SqliteJournal, *, on_closed: Callable[[str], None] = lambda _: None) -> None:
-        self._journal, self._on_closed = journal, on_closed
+    def __init__(
+        self, journal: SqliteJournal, *, on_closed: Callable[[str], None] = lambda _: None, routes: bool = False
+    ) -> None:
+        self._journal, self._on_closed, self._routes = journal, on_closed, routes
         self._buffer = JournalBuffer(journal)
         self._records: dict[str, SessionRecord] = {}
         self._segments: dict[str, list[Segment]] = {}  # of running calls
+        self._prompt_routes: dict[str, Routes] = {}  # likewise
         self._last_chunks: dict[str, TokenChunk] = {}
         self._interrupted_calls: dict[str, dict[str, StoredCall]] = {}  # by a restart; until continued, or closed
 
     async def open_session(self, session: Session) -> None:
         opened = SessionOpened(session.session_id, session.uid, session.stored_settings(), session.opened_at)
         await self._journal.append(opened)
-        self._records[session.session_id] = SessionRecord(session.uid, session.session_id)
+        record = SessionRecord(session.uid, session.session_id, validation=session.validation)
+        self._records[session.session_id] = record
 
     async def start_call(self, call: SessionCall) -> None:
         """The start of a call that a restart interrupted is on record."""
@@ -146,10 +143,16 @@ class JournalRecorder:
             self._segments[call.call_id] = []
             self._buffer.start(_started(call))
 
+    def routes_needed_from(self, call: SessionCall) -> int | None:
+        """The first of the prompt's tokens whose route is not on record, as a call has it; None if none is needed."""
+        if not self._routes or call.validation:
+            return None
+        return self._records[call.session_id].tree.routes_needed_from(call.prompt_ids)
+
     def buffer_chunk(self, call: SessionCall, chunk: TokenChunk) -> None:
         """For a chunk that is not the last, and that nobody sees before a later one; it is stored with that one."""
         if chunk.ids:
-            append_chunk(self._segments[call.call_id], chunk)  # first: it was generated even if it is refused
+            self._keep(call, chunk)  # first: it was generated even if it is refused
             self._buffer.add(ChunkAppended(call.call_id, chunk))
 
     async def record_chunk(self, call: SessionCall, chunk: TokenChunk) -> None:
@@ -158,15 +161,20 @@ class JournalRecorder:
             self._last_chunks[call.call_id] = chunk
         elif chunk.ids:
             append = self._buffer.append(call.call_id, ChunkAppended(call.call_id, chunk))
-            append_chunk(self._segments[call.call_id], chunk)  # now: it is journalled even if this task is cancelled
+            self._keep(call, chunk)  # now: it is journalled even if this task is cancelled
             await append
+
+    def _keep(self, call: SessionCall, chunk: TokenChunk) -> None:
+        append_chunk(self._segments[call.call_id], chunk)
+        if chunk.prompt_routes is not None:
+            self._prompt_routes.setdefault(call.call_id, chunk.prompt_routes)
 
     async def end_call(self, call: SessionCall, finish: Finish, reply: dict[str, Any]) -> None:
         """The call has all its tokens; `reply` is what the agent is going to read.
 
         A call that has ended stays as it is: an error that its end had ends it a second time.
         """
-        last, segments = self._last_chunks.pop(call.call_id, None), self._segments.pop(call.call_id, None)
+        last, segments = self._last_chunks.pop(call.call_id, None), self._segments.get(call.call_id)
         if segments is None:
             return
         events = self._buffer.take(call.call_id)
@@ -174,7 +182,8 @@ class JournalRecorder:
             reply = {**reply, "stop_reason": last.stop_reason}
         if last is not None and last.ids:
             events.append(ChunkAppended(call.call_id, last))
-            append_chunk(segments, last)
+            self._keep(call, last)
+        del self._segments[call.call_id]
         try:
             await self._buffer.append(call.call_id, *events, CallEnded(call.call_id, finish, reply))
         except JournalError:  # it accepts nothing any more
@@ -188,7 +197,8 @@ class JournalRecorder:
         self, call: SessionCall, segments: list[Segment], finish: Finish, request: dict[str, Any], reply: dict[str, Any]
     ) -> None:
         self._interrupted_calls.get(call.session_id, {}).pop(call.call_id, None)
-        turn = Turn(call.call_id, call.prompt_ids, segments, finish, request, reply)
+        routes = self._prompt_routes.pop(call.call_id, None)
+        turn = Turn(call.call_id, call.prompt_ids, segments, finish, request, reply, routes)
         self._records[call.session_id].add_turn(turn)
 
     async def _end_refused(self, call: SessionCall, segments: list[Segment], events: list[Event]) -> dict[str, Any]:
@@ -215,10 +225,9 @@ class JournalRecorder:
         record.post_reward(value, name)
 
     def find_turn(self, session: Session, reply_id: str) -> str | None:
-        """The id of the turn that the agent got as the reply of this id, of a request for n choices that of the first.
+        """The id of the turn that the agent got as the reply of this id, the first of n choices; None if there is none.
 
-        None if there is none on record. A retry that reads again what was generated before is a reply of another id to
-        the same attempt.
+        A retry that reads again what was generated is a reply of another id to the same attempt.
         """
         if (record := self._records.get(session.session_id)) is None:
             return None
@@ -246,6 +255,7 @@ class JournalRecorder:
         record = self._records[session.session_id]
         for call_id, call in interrupted_calls.items():
             self._segments.pop(call_id, None)
+            self._prompt_routes.pop(call_id, None)
             record.add_turn(call.turn())
         record.close(parse_close_reason(reason))
         self._on_closed(session.session_id)
@@ -260,6 +270,8 @@ class JournalRecorder:
             segments = self._segments[call_id] = list[Segment]()
             for segment in call.segments:
                 append_chunk(segments, segment)
+            if call.prompt_routes is not None:
+                self._prompt_routes[call_id] = call.prompt_routes
 
     def record(self, session_id: str) -> SessionRecord:
         """The session's record so far; raises KeyError for one that was taken, or is unknown."""

@@ -1,13 +1,11 @@
 """Restores a gateway's open sessions from the journal after its death.
 
-Restored: every open session with its key, its limits and how much of them is used, the token ids of its
-conversations, its stored responses, its turns, and its requests for SDKs that retry them. A retry reads again what its
-calls produced, or continues the interrupted ones under their own ids. A session's deadline does not stop while no
-gateway runs. The seconds in which its calls waited before are stored by the data plane, not in the journal.
+A retry reads again what its calls produced, or continues the interrupted ones under their own ids. A session's deadline
+does not stop while no gateway runs.
 
 Not restored: that a reply was read in full (so a marked retry may get what ended before the restart), the likeliest
-alternatives at a position, and requests that had no token yet; those count as no turn. Of stored responses not: ids of
-tool calls in the latest output, usage, and that one was deleted.
+alternatives at a position, and requests that had no token yet, which count as no turn. Of stored responses: ids of tool
+calls in the latest output, usage, and that one was deleted. How long calls waited is the data plane's to store.
 """
 
 from __future__ import annotations
@@ -25,9 +23,8 @@ from openai.types.responses import (
 )
 from openai.types.responses.response_reasoning_item import Content
 
-from seamless_verl.gateway.calls import RESPONSE, gateway_fields
+from seamless_verl.gateway.calls import ENGINE_FINISH, RESPONSE, gateway_fields
 from seamless_verl.gateway.recorder import JournalRecorder
-from seamless_verl.gateway.repeated_calls import ENGINE_FINISH
 from seamless_verl.gateway.retries import MAX_ATTEMPTS, Attempt, CallOutput
 from seamless_verl.gateway.session import Session, SessionLimits, SessionSampling
 from seamless_verl.gateway.sessions import SessionTable
@@ -41,11 +38,7 @@ MAX_RESTORED = 64  # stored responses of a session; the next one that is stored 
 
 
 async def restore_sessions(journal: SqliteJournal, recorder: JournalRecorder, table: SessionTable) -> int:
-    """Restores a journal's open sessions, also into the recorder that writes it; returns how many there were.
-
-    Raises:
-        JournalError: it cannot be read.
-    """
+    """Restores a journal's open sessions, also into its recorder; returns their number. Raises JournalError."""
     stored = await asyncio.to_thread(journal.restore)
     for session in stored:
         table.restore(rebuild_session(session))
@@ -93,14 +86,11 @@ def repeatable_attempts(calls: Sequence[StoredCall]) -> Iterable[Attempt]:
     groups: defaultdict[int, list[StoredCall]] = defaultdict(list)
     for call in calls:
         groups[gateway_fields(call)["attempt"]].append(call)
-    attempts = [_attempt(number, group) for number, group in groups.items() if _is_repeatable(group)]
+    repeatable = {n: g for n, g in groups.items() if all(one.interrupted or one.finish in ENGINE_FINISH for one in g)}
+    attempts = [_attempt(number, group) for number, group in repeatable.items()]
     ended = [attempt for attempt in attempts if not attempt.running]
     old = ended[: len(ended) - MAX_ATTEMPTS] if len(ended) > MAX_ATTEMPTS else []
     return [attempt for attempt in attempts if attempt not in old]
-
-
-def _is_repeatable(group: Iterable[StoredCall]) -> bool:
-    return all(call.interrupted or call.finish in ENGINE_FINISH for call in group)
 
 
 def _attempt(number: int, group: Sequence[StoredCall]) -> Attempt:
@@ -127,10 +117,7 @@ def restore_response(
     finish: Finish,
     created_at: float,
 ) -> StoredResponse:
-    """The stored response of one call, from its record; `response` is as in `SessionCall`.
-
-    The items of its output have the ids that the agent got.
-    """
+    """The stored response of one call, with the ids that its items had; `response` is as in `SessionCall`."""
     asked = messages[1:] if response["instructions"] else messages
     output, ids = list(_items([reply])), ItemIds(response["id"])
     for item in output:

@@ -1,16 +1,18 @@
-"""Parses replies so that a streamed one says what a whole one says: vLLM's parsers, with one meaning for both.
+"""Parses replies so that a streamed one says what a whole one says, and lets a reply be tool calls or a schema's JSON.
 
-vLLM has two parsers of each format: one for a whole reply, one for a stream of it. They disagree about tool calls that
-cannot be read. Here the whole reply's parser decides. A stream gives reasoning and text as they arrive, and the tool
-calls at its end.
+vLLM has a parser for a whole reply and one for its stream, which disagree about tool calls that cannot be read. Here
+the whole reply's decides: a stream gives reasoning and text as they arrive, and the tool calls at its end.
+
+vLLM binds a reply to a JSON schema from its first token on, so that no tool is ever called, or forgets the schema where
+a tool is strict. Here one grammar has both, where vLLM has one for the calls of the model's parser; elsewhere the
+schema is left out.
 
 Invariants:
 - Streamed parts, put together, are the whole reply's reasoning, text and calls; both are what the recorder keeps.
-- A reply whose tool calls cannot all be read has none: what the model wrote is its text, nothing vanishes.
-- Without tools in the request there are no calls.
-- The arguments of a call are a JSON object in Unicode.
-- Whether a reply begins with thoughts is said by the last turn of its prompt alone. A session keeps the thoughts of
-  earlier turns in its prompts, where chat templates mostly leave them out, and vLLM's parsers look for the end of any.
+- A reply whose tool calls cannot all be read has none: what the model wrote is its text. The arguments of a call are a
+  JSON object in Unicode.
+- Whether a reply begins with thoughts is said by the last turn of its prompt alone: a session keeps the thoughts of
+  earlier turns, and vLLM's parsers look for the end of any.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from __future__ import annotations
 import json
 import logging
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -26,22 +28,23 @@ from functools import lru_cache
 from typing import Any
 
 from vllm.entrypoints.chat_utils import make_tool_call_id
+from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
 from vllm.parser.abstract_parser import DelegatingParser
+from vllm.sampling_params import StructuredOutputsParams
+from xgrammar import Grammar, StructuralTag
+from xgrammar.structural_tag import JSONSchemaFormat, OrFormat
 
 from seamless_verl.gateway.request_context import CURRENT
-from seamless_verl.gateway.schema_beside_tools import (
-    calls_or_schema,
-    has_own_grammars,
-    remove_schema,
-    text_schema,
-    warn_of_dropped_schemas,
-)
 from seamless_verl.platform.vllm_versions import DeltaFunctionCall, DeltaMessage, DeltaToolCall
 
 logger = logging.getLogger(__name__)
 TURN_ENDS = ("<|im_end|>", "<|eot_id|>", "<|end|>", "<end_of_turn>", "<turn|>", "<|endoftext|>")
 """What models end a turn with, beside the end token of their tokenizer, which may be another one of a base model."""
 PARSER_MODULES = ("vllm.tool_parsers", "vllm.parser", "vllm.reasoning")
+ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
+MAX_GRAMMARS = 64  # of which it is kept whether they can be used: an agent sends the same ones in each call
+OWN_GRAMMARS = ("vllm.parser.harmony", "vllm.parser.mistral")
+"""Modules of parsers that make grammars of schemas and calls themselves, by their models' formats."""
 _errors: ContextVar[list[str] | None] = ContextVar("errors of a parser", default=None)
 
 
@@ -81,12 +84,16 @@ class _ConsistentParser:
 
     def adjust_request(self, request: Any) -> Any:
         """The request with the grammar of its reply. A JSON schema does not keep the model from calling a tool."""
-        schema = None if has_own_grammars(self.base) else text_schema(request)
+        makes_own = any(cls.__module__ in OWN_GRAMMARS for cls in self.base.__mro__)
+        schema = None if makes_own else text_schema(request)
         tool_parser = getattr(self, "tool_parser", None)
         if schema is None or (tool_parser is None and issubclass(self.base, DelegatingParser)):  # it reads no calls
             return super().adjust_request(request)  # type: ignore[misc]
         outputs = calls_or_schema(schema, tool_parser, request)
-        remove_schema(request)
+        if isinstance(request, ResponsesRequest):
+            request.text = request.text.model_copy(update={"format": None})
+        else:
+            request.response_format = None
         request = super().adjust_request(request)  # type: ignore[misc]
         if outputs is not None:
             request.structured_outputs = outputs  # also in the place of the grammar for strict tools, which it contains
@@ -294,3 +301,60 @@ _FILTER = _ErrorFilter()
 def _collect_errors(cls: type[Any]) -> None:
     if cls.__module__.startswith(PARSER_MODULES) and cls.__module__ in sys.modules:
         logging.getLogger(cls.__module__).addFilter(_FILTER)  # adding it again changes nothing
+
+
+def text_schema(request: Any) -> Mapping[str, Any] | None:
+    """The JSON schema that a request wants the text of its reply to have, if the model may call a tool instead."""
+    if not request.tools or request.tool_choice not in (None, "auto"):
+        return None
+    if isinstance(request, ResponsesRequest):  # by the class: a chat's body may have a `text` that vLLM ignores
+        wanted = None if request.text is None else request.text.format
+    else:
+        wanted = getattr(request, "response_format", None)
+    kind = getattr(wanted, "type", None)
+    if kind == "json_object":
+        return ANY_OBJECT
+    if kind != "json_schema":
+        return None
+    inner = getattr(wanted, "json_schema", None)
+    schema: Mapping[str, Any] | None = wanted.schema_ if inner is None else inner.json_schema
+    return schema
+
+
+def calls_or_schema(schema: Mapping[str, Any], tool_parser: Any, request: Any) -> StructuredOutputsParams | None:
+    """The grammar of a reply that is calls of the request's tools, or JSON of the schema.
+
+    None where vLLM has no grammar for calls as this parser reads them, or none for these tools or this schema.
+    """
+    if tool_parser is None or tool_parser.structural_tag_model is None:
+        return None
+    forced = request.model_copy(update={"tool_choice": "required"})
+    try:
+        calls = tool_parser.get_structural_tag(forced, reasoning=False)
+    except Exception as error:  # whatever vLLM or xgrammar says of a tool that it makes no grammar of
+        logger.info("no grammar for calls of these tools: %s", error)
+        return None
+    if calls is None:
+        return None
+    either = StructuralTag(format=OrFormat(elements=[calls.format, JSONSchemaFormat(json_schema=dict(schema))]))
+    text = json.dumps(either.model_dump())
+    return StructuredOutputsParams(structural_tag=text) if _is_grammar(text) else None
+
+
+@lru_cache(MAX_GRAMMARS)
+def _is_grammar(structural_tag: str) -> bool:
+    try:
+        Grammar.from_structural_tag(structural_tag)
+    except Exception as error:  # xgrammar has several for what a schema may contain, and vLLM makes a 400 of each
+        logger.info("no grammar for calls or this schema: %s", error)
+        return False
+    return True
+
+
+@lru_cache(1)
+def warn_of_dropped_schemas() -> None:
+    """Logs it once in a process: agents send such requests in each turn."""
+    logger.warning(
+        "the JSON schema of a request's reply is left out where the model may call tools, and vLLM has no grammar for "
+        "both (docs/agents.md); gateway/schemas_dropped counts them"
+    )

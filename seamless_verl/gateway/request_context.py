@@ -1,7 +1,6 @@
 """The context of one agent request, from its arrival to its reply.
 
-vLLM's serving classes, which run between our own layers, know no sessions. So the context travels in a context
-variable, which every task started for the request inherits.
+It travels in a context variable through vLLM's serving classes, which run between our layers and know no sessions.
 """
 
 from __future__ import annotations

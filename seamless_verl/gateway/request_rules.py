@@ -1,18 +1,15 @@
 """What a request may ask for: bounds, hosted tools, media and output tokens, and forms that vLLM does not read.
 
-Agents send what the real services accept: tools that a service would run itself, more output tokens than a model has
-room for, images, empty fields, messages without a type or with several texts, a choice among several tools. The gateway
-takes such requests in before vLLM's serving classes see them, and changes the body that vLLM gets into one that means
-the same; the recorded request is the agent's. A call carries token ids alone, so images, audio, video and documents
-become placeholders, here, since vLLM's classes refuse some of them, and put the images of an Anthropic tool result into
-a message of its own, behind an empty result.
+Agents send what the real services accept. The gateway changes the body that vLLM gets into one that means the same; the
+recorded request is the agent's. A call carries token ids alone, so images, audio, video and documents become
+placeholders: vLLM's classes refuse some of them, and put an Anthropic tool result's images behind an empty result.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import chain
 from typing import Any, Literal, TypeAlias
 
@@ -37,7 +34,6 @@ NAMESPACE = "namespace"
 sub-agents."""
 NEVER_LEFT_OUT = frozenset({"model", "messages", "prompt", "input"})
 """Fields of which an empty one is asked as it is, or refused: they are what is asked, and of which model."""
-LISTS = ("messages", "input")
 MESSAGE, REFUSAL = "message", "refusal"
 ALLOWED_TOOLS = "allowed_tools"
 MODES = ("auto", "required")
@@ -68,25 +64,12 @@ class RequestRules:
 
 
 @dataclass(frozen=True)
-class Changes:
-    """What vLLM gets instead of a body."""
+class Adapted:
+    """The body that vLLM gets in the place of a request's, a new dict, and what was left out of it."""
 
-    overrides: Mapping[str, Any] = field(default_factory=dict)  # of fields
-    removed: frozenset[str] = frozenset()  # fields
-    dropped_tools: Mapping[int, str] = field(default_factory=dict)  # types of hosted tools, by their places in the list
-    replaced_media: tuple[str, ...] = ()  # the kinds of what becomes a placeholder
-    unread_items: bool = False  # the input has messages in a form that vLLM does not read
-
-    def apply(self, body: dict[str, Any]) -> dict[str, Any]:
-        """The changed body, a new dict."""
-        changed = {**body, **self.overrides, **(replace_media(body) if self.replaced_media else {})}
-        if self.dropped_tools:
-            changed["tools"] = [tool for place, tool in enumerate(body["tools"]) if place not in self.dropped_tools]
-        if self.unread_items:
-            changed["input"] = readable_items(changed["input"])
-        for name in self.removed:
-            changed.pop(name, None)
-        return changed
+    body: dict[str, Any]
+    dropped_tools: tuple[str, ...] = ()  # types of hosted tools
+    replaced_media: tuple[str, ...] = ()  # the kinds of what became a placeholder
 
 
 def count_calls(body: Mapping[str, Any], rules: RequestRules) -> int:
@@ -117,15 +100,15 @@ def _list(value: object) -> list[Any]:
     return value if isinstance(value, list) else []
 
 
-def changes_for(
+def adapt(
     body: Mapping[str, Any],
     rules: RequestRules,
     context: int,
     sampling: Mapping[str, Any] | None = None,
     *,
     namespaces: bool = False,
-) -> Changes:
-    """The changes of a request's body for a model with room for `context` tokens; `sampling` is the session's.
+) -> Adapted:
+    """The request's body for a model with room for `context` tokens; `sampling` is the session's.
 
     `namespaces`: the API that is called, in this version of vLLM, takes namespaces of tools. Raises ApiError where a
     schema is no object, or nested too deeply, or a hosted tool or an image is refused.
@@ -135,26 +118,29 @@ def changes_for(
     if media and rules.media == "refuse":
         message = f"The model is given text only, and no {', '.join(dict.fromkeys(media))}. Leave it out"
         raise ApiError(ErrorCode.UNSUPPORTED, message, param="messages" if "messages" in body else "input")
-    overrides: dict[str, Any] = dict(sampling or {})
+    changed = {**body, **(sampling or {}), **(replace_media(body) if media else {})}
     for name in OUTPUT_LIMITS:
-        limit = body.get(name)
-        if isinstance(limit, int) and limit > context:
-            overrides[name] = context
+        if isinstance(limit := body.get(name), int) and limit > context:
+            changed[name] = context
     if (mode := allowed_tools_mode(body.get("tool_choice"))) is not None:
-        overrides["tool_choice"] = mode
-    unread = any(map(is_unread_message, _list(body.get("input"))))
+        changed["tool_choice"] = mode
     given = _list(body.get("tools"))
-    dropped = {place: tool["type"] for place, tool in enumerate(given) if _is_hosted(tool, namespaces)}
+    dropped = tuple(tool["type"] for tool in given if _is_hosted(tool, namespaces))
+    kept = [tool for tool in given if not _is_hosted(tool, namespaces)]
     if rules.hosted_tools == "refuse":
         if dropped:
-            types = ", ".join(dict.fromkeys(dropped.values()))
+            types = ", ".join(dict.fromkeys(dropped))
             message = f"Tools of type {types} are not served here, but functions that the agent runs. Leave them out"
             raise ApiError(ErrorCode.UNSUPPORTED, message, param="tools")
     elif isinstance(included := body.get("include"), list):
-        overrides["include"] = without_hosted(included)
-    kept = [tool for place, tool in enumerate(given) if place not in dropped]
-    removed = _fields_without_tools(body.get("tool_choice"), kept, dropped)
-    return Changes(overrides, removed, dropped, media, unread)
+        changed["include"] = without_hosted(included)
+    if dropped:
+        changed["tools"] = kept
+    if isinstance(items := changed.get("input"), list):
+        changed["input"] = [_readable(item) if is_unread_message(item) else item for item in items]
+    for name in _fields_without_tools(body.get("tool_choice"), kept, dropped):
+        changed.pop(name, None)
+    return Adapted(changed, dropped, media)
 
 
 def _is_hosted(tool: object, namespaces: bool) -> bool:
@@ -172,7 +158,7 @@ def _functions(tool: object) -> list[Mapping[str, Any]]:
     return [member for member in _list(_mapping(tool).get("tools")) if _mapping(member).get("type") == "function"]
 
 
-def _fields_without_tools(choice: object, kept: Sequence[Any], dropped: Mapping[int, str]) -> frozenset[str]:
+def _fields_without_tools(choice: object, kept: Sequence[Any], dropped: Sequence[str]) -> frozenset[str]:
     """The fields that mean nothing without the dropped tools, or where there are none."""
     if not kept:
         gone = {"tools", "tool_choice"} if dropped else () if needs_tools(choice) else {"tool_choice"}
@@ -180,7 +166,7 @@ def _fields_without_tools(choice: object, kept: Sequence[Any], dropped: Mapping[
     if not dropped or not isinstance(choice, Mapping):
         return frozenset()
     names, named, allowed = set(_names(kept)), choice.get("name"), allowed_names(choice)
-    gone = choice.get("type") in dropped.values() or (named is not None and named not in names)
+    gone = choice.get("type") in dropped or (named is not None and named not in names)
     if allowed is not None:  # of those that it allows none is left
         gone = names.isdisjoint(allowed)
     return frozenset({"tool_choice"}) if gone else frozenset()
@@ -264,7 +250,7 @@ def without_empty(body: Mapping[str, Any]) -> dict[str, Any]:
     Clients write what they leave out as null, "", [] or {}. Each API of vLLM takes some of them and refuses others.
     """
     given = {name: value for name, value in body.items() if name in NEVER_LEFT_OUT or not is_empty(value)}
-    lists = {name: value for name in LISTS if isinstance(value := given.get(name), list)}
+    lists = {name: value for name in TEXT_TYPES if isinstance(value := given.get(name), list)}
     return given | {name: [_without_nulls(item) for item in value] for name, value in lists.items()}
 
 
@@ -282,26 +268,24 @@ def is_unread_message(item: object) -> bool:
     """Whether an item of the Responses API's input is a message in a form that vLLM refuses, or reads in part.
 
     The Vercel AI SDK sends assistants' messages without a type: vLLM finds no such item, or takes one with an id for a
-    reference to an item. Of an assistant's message vLLM reads the first text alone, and no refusal.
+    reference to an item. Of an assistant's message vLLM reads the first text alone, and no refusal; vLLM 0.24 takes
+    its content, where it is a text, for a list.
     """
     fields = _mapping(item)
-    content, role = fields.get("content"), fields.get("role")
+    content, role, kind = fields.get("content"), fields.get("role"), fields.get("type")
+    if isinstance(content, str):
+        return kind == MESSAGE and role == ASSISTANT
     if not isinstance(content, list) or not isinstance(role, str):
         return False
-    if (kind := fields.get("type")) is None:
+    if kind is None:
         return True
     alone = len(content) == 1 and _mapping(content[0]).get("type") != REFUSAL
     return bool(kind == MESSAGE and role == ASSISTANT and not alone)
 
 
-def readable_items(items: Sequence[Any]) -> list[Any]:
-    """The items, with those of `is_unread_message` as vLLM reads them."""
-    return [_readable(item) if is_unread_message(item) else item for item in items]
-
-
 def _readable(item: Mapping[str, Any]) -> dict[str, Any]:
-    typed = {**item, "type": MESSAGE}
-    texts = [text_of(part) for part in item["content"]]
+    typed, content = {**item, "type": MESSAGE}, item["content"]
+    texts = [content] if isinstance(content, str) else [text_of(part) for part in content]
     if item["role"] != ASSISTANT or None in texts:  # what is no text is for vLLM to refuse
         return typed
     text = "".join(text for text in texts if text is not None)

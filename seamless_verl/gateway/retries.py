@@ -1,18 +1,14 @@
 """Retried requests: an SDK repeats a request when it did not get the reply.
 
-The retry joins the calls that still run, or reads again what they produced, instead of sampling anew. A retry is
-recognized by its mark (a retry count or an idempotency key), never by its content alone: the same prompt sent twice
-is two samples.
-
-`CallOutput` holds the tokens of one call, `Attempt` the outputs of one request, `Attempts` those of one session.
+A retry joins the calls that still run, or reads again what they produced, instead of sampling anew. It is known by its
+mark (a retry count or an idempotency key), never by its content: the same prompt sent twice is two samples.
 
 Invariants:
-- A call's segments hold its tokens in order; neighbours differ in weight version or replica.
 - The output of a call that was cancelled or failed is not given to a retry: its retry is a new request.
 - An attempt without an idempotency key is forgotten when its reply was sent in full, and it is retried once.
 - An attempt that runs, or that a restart interrupted, is never forgotten.
-- A request that was refused or failed left no output, and its retry is a new request: it gets none of another request
-  of the same content. So of as many requests as failed, the next marked retries match nothing.
+- A request that was refused or failed left no output. Of as many requests as failed, the next marked retries match
+  nothing, lest they get the output of another request of the same content.
 """
 
 from __future__ import annotations
@@ -37,8 +33,7 @@ def is_retried(status: int | None) -> bool:
     return status is None or status >= 500 or status in RETRIED
 
 
-def do_nothing() -> None:
-    """The callback of an output whose call has not begun, or has ended."""
+def do_nothing() -> None: ...
 
 
 class CallOutput:
@@ -56,7 +51,6 @@ class CallOutput:
 
     @classmethod
     def from_record(cls, segments: Iterable[Segment], finish: Finish, stop_reason: int | str | None) -> CallOutput:
-        """The output of a call that ended, from its record."""
         output = cls()
         for segment in segments:
             output.add(segment.chunk())
@@ -68,6 +62,7 @@ class CallOutput:
         return self._last is None and not self.failed
 
     def add(self, chunk: TokenChunk) -> None:
+        chunk = chunk.without_routes()  # for training alone
         if chunk.top:
             self._top.extend([None] * (self._length - len(self._top)))
             self._top.extend(chunk.top)

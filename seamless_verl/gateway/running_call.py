@@ -1,13 +1,10 @@
-"""One running call of an agent's request: every chunk is on record before the agent sees it.
-
-At the end the call's tokens are parsed into the message that the agent would send back.
+"""One running call of an agent's request: its tokens reach the record, then the agent, and at the end become a message.
 
 Invariants:
-- start_call, then the chunks (buffered while the agent sees none before the end), then end_call reach the recorder in
-  this order, each awaited that can be; end_call comes once, whatever happens. None of them is called for a call that
-  was cancelled before its first step: Python does not begin such a task.
-- A request gets the error of each of its calls that failed, also of one that never began.
+- The recorder gets start_call, chunks and one end_call, in this order; nothing of a call that was cancelled before its
+  first step, for Python does not begin such a task.
 - A chunk is delivered after it is on record, the last one after the call's end is.
+- A request gets the error of each of its calls that failed, also of one that never began.
 - When the request is gone the call is cancelled, unless a retry of the request reads its output.
 """
 
@@ -18,7 +15,7 @@ import logging
 from array import array
 from collections.abc import Callable
 from contextlib import aclosing, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from vllm.outputs import RequestOutput
@@ -33,7 +30,7 @@ from seamless_verl.gateway.request_context import Rendered, RequestContext
 from seamless_verl.gateway.retries import CallOutput, do_nothing
 from seamless_verl.platform.vllm_versions import GenerationError
 from seamless_verl.trajectory.messages import ASSISTANT
-from seamless_verl.trajectory.records import TOKEN, Finish, TokenChunk, logprobs, tokens
+from seamless_verl.trajectory.records import TOKEN, Finish, TokenChunk
 
 logger = logging.getLogger(__name__)
 
@@ -43,14 +40,14 @@ class RunningCall:
     """A call with its collaborators."""
 
     call: SessionCall
+    context: RequestContext
     source: CallSource
     recorder: JournalRecorder | None  # None for a call that a retry reads again: all of it is on record
     decoder: Decoder
     output: CallOutput
     deliver: Callable[[RequestOutput | Exception], None]  # takes what to show, or the error that ends the request
-    finish_reply: Callable[[SessionCall, Decoder, Finish], tuple[Finish, dict[str, Any]]]
-    """Of a call that ended well, before its last chunk is shown: its finish and its reply."""
-    count_tokens: Callable[[int], None]
+    make_parser: Callable[[Rendered], Any]  # of the reply; gives None where the model has no parser
+    on_malformed: Callable[[], None]  # a tool call in the reply cannot be read
     recorded: int = 0  # so many of the next tokens were recorded, and counted, before a restart
     request_id: str = ""
     task: asyncio.Task[None] | None = None
@@ -114,7 +111,7 @@ class RunningCall:
                         recorder.buffer_chunk(self.call, new)
                     else:
                         await recorder.record_chunk(self.call, new)
-                    self.count_tokens(len(new.ids))
+                    self.context.session.tokens += len(new.ids)
                 if chunk.finish_reason is not None:
                     await self._finish(chunk, chunk.finish_reason, shown)
                     return
@@ -126,14 +123,14 @@ class RunningCall:
         old = min(self.recorded, len(chunk.ids))
         self.recorded -= old
         assert old in (0, len(chunk.ids)), "a chunk is partly on record"
-        return replace(chunk, ids=tokens(()), logprobs=logprobs(()), top=None, grammar=b"") if old else chunk
+        return chunk.without_tokens() if old else chunk
 
     async def _finish(self, chunk: TokenChunk, finish: Finish, shown: RequestOutput | None) -> None:
         if finish not in (Finish.STOP, Finish.LENGTH):
             await self._fail(GenerationError(str(chunk.error or "the call failed")), finish)
             return
         self.ending = True
-        await self._record_end(*self.finish_reply(self.call, self.decoder, finish))
+        await self._record_end(*self._reply(finish))
         self._publish(chunk, shown)
 
     def _publish(self, chunk: TokenChunk, shown: RequestOutput | None) -> None:
@@ -155,44 +152,28 @@ class RunningCall:
         if self.recorder is not None:
             await self.recorder.end_call(self.call, finish, reply)
 
-
-def finish_reply(
-    context: RequestContext,
-    tokenizer: Any,
-    model_config: Any,
-    call: SessionCall,
-    decoder: Decoder,
-    finish: Finish,
-    *,
-    add_prefix: bool,
-    on_malformed: Callable[[], None],
-) -> tuple[Finish, dict[str, Any]]:
-    """How the call ended, and its reply; `add_prefix` keeps its ids for the conversation's next turn.
-
-    `on_malformed` is called when a tool call in it cannot be read.
-    """
-    rendered = context.rendered
-    if rendered is None:
-        return finish, {"text": decoder.text}
-    message, malformed = _message(rendered, tokenizer, model_config, decoder)
-    if malformed is not None and add_prefix:
-        logger.warning("call %s: a tool call cannot be read and is given as text: %s", call.call_id, malformed)
-        on_malformed()
-    if add_prefix:
-        generated = array(TOKEN, decoder.ids)
-        prefixes = context.session.prefixes
-        prefixes.add(rendered.seed, rendered.messages, message, call.prompt_ids, generated, rendered.match)
-    called_tools = finish is Finish.STOP and message.get("tool_calls")
-    return Finish.TOOL_CALLS if called_tools else finish, {"message": message}
+    def _reply(self, finish: Finish) -> tuple[Finish, dict[str, Any]]:
+        """How the call ended, and its reply, whose ids are kept for the conversation's next turn."""
+        rendered, decoder = self.context.rendered, self.decoder
+        if rendered is None:
+            return finish, {"text": decoder.text}
+        message, malformed = _message(rendered, self.make_parser(rendered), decoder)
+        if self.recorder is not None:
+            if malformed is not None:
+                text = " ".join(malformed.split())[:200]
+                logger.warning("call %s: a tool call cannot be read and is given as text: %s", self.call.call_id, text)
+                self.on_malformed()
+            generated, prefixes = array(TOKEN, decoder.ids), self.context.session.prefixes
+            prefixes.add(rendered.seed, rendered.messages, message, self.call.prompt_ids, generated, rendered.match)
+        called_tools = finish is Finish.STOP and message.get("tool_calls")
+        return Finish.TOOL_CALLS if called_tools else finish, {"message": message}
 
 
-def _message(rendered: Rendered, tokenizer: Any, config: Any, decoder: Decoder) -> tuple[dict[str, Any], str | None]:
+def _message(rendered: Rendered, parser: Any, decoder: Decoder) -> tuple[dict[str, Any], str | None]:
     """The reply as the message that the agent would send back, and why its tool calls cannot be read, if so."""
     message: dict[str, Any] = {"role": ASSISTANT, "content": decoder.text}
-    if rendered.parser is None:
+    if parser is None:
         return message, None
-    settings = dict(rendered.settings)
-    parser = rendered.parser(tokenizer, rendered.request.tools, chat_template_kwargs=settings, model_config=config)
     reply: ParsedReply = parser.parse_reply(decoder.text, rendered.request, decoder.ids)
     message["content"] = reply.content
     if reply.reasoning:
@@ -200,4 +181,4 @@ def _message(rendered: Rendered, tokenizer: Any, config: Any, decoder: Decoder) 
     if reply.calls:
         functions = [{"name": call.name, "arguments": call.arguments} for call in reply.calls]
         message["tool_calls"] = [{"type": "function", "function": function} for function in functions]
-    return message, None if reply.malformed is None else " ".join(reply.malformed.split())[:200]
+    return message, reply.malformed

@@ -13,7 +13,7 @@ import time
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, NoReturn, Self
 
@@ -101,7 +101,7 @@ class Gateway:
         self._listeners, self._on_failure, self._recorder = list(listeners), on_failure, recorder
         self._middleware: SessionMiddleware | None = None
         self._url = ""
-        self._outside = {"serve_runner": serve_runner, "on_outside_refusal": on_outside_refusal}
+        self._serve_runner, self._on_outside_refusal = serve_runner, on_outside_refusal
         self._server: uvicorn.Server | None = None
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -116,12 +116,7 @@ class Gateway:
         return {**counts, "gateway/malformed_calls": self.client.malformed_calls}
 
     async def start(self) -> None:
-        """Returns when it listens; `url` is set from then on.
-
-        Raises:
-            JournalError: the sessions to be restored cannot be read.
-            OSError: the port is taken.
-        """
+        """Returns when it listens; JournalError if sessions cannot be restored, OSError if the port is taken."""
         settings = self._settings
         if self._journal is not None:
             await restore_sessions(self._journal, self._recorder, self.table)
@@ -140,7 +135,8 @@ class Gateway:
             models=models,
             on_refusal=self._recorder.note_refusal,
             takes_namespaces=TAKES_NAMESPACES,
-            **self._outside,
+            serve_runner=self._serve_runner,
+            on_outside_refusal=self._on_outside_refusal,
         )
         listeners = self._listeners or open_listeners(settings.host, settings.port)
         for listener in listeners:
@@ -228,15 +224,15 @@ class _EmbeddedServer(uvicorn.Server):
         self.listening.set()
 
 
-def _refuse_options(options: list[str], message: str) -> NoReturn:
-    raise ConfigError("seamless.gateway.options", options, message, "`vllm serve --help=all` lists them")
-
-
 def serve_arguments(model: str, options: Sequence[str] = ()) -> Namespace:
     """The arguments of `vllm serve MODEL OPTIONS`, checked: `--tool-call-parser hermes` and the like."""
     take_host_for_device()
     parser = serve_parser()
-    parser.error = partial(_refuse_options, list(options))  # argparse would end the actor without a word
+
+    def refuse(message: str) -> NoReturn:
+        raise ConfigError("seamless.gateway.options", list(options), message, "`vllm serve --help=all` lists them")
+
+    parser.error = refuse  # argparse would end the actor without a word
     args: Namespace = parser.parse_args(["--model", model, *options])
     args.model_tag = None
     validate_serve_arguments(args)
@@ -253,8 +249,8 @@ def rendering_config(args: Namespace) -> VllmConfig:
     model_config.quantization = None  # only replicas load weights: their formats are not checked here
     envs.VLLM_CPU_KVCACHE_SPACE = 0
     outputs = args.structured_outputs_config or StructuredOutputsConfig()
-    if args.reasoning_parser:
-        outputs.reasoning_parser = args.reasoning_parser
+    if args.reasoning_parser:  # in a copy: what the parser of arguments has as its default is one object for all
+        args.structured_outputs_config = outputs = replace(outputs, reasoning_parser=args.reasoning_parser)
     return VllmConfig(model_config=model_config, structured_outputs_config=outputs)
 
 

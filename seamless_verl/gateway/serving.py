@@ -1,10 +1,4 @@
-"""Changes to vLLM's serving classes, so that their replies are what clients of the real services expect.
-
-Chat completions: a whole reply has the finish reason of a streamed one, and no part of a stream has text beside calls
-of tools. Messages: ids, the stop reason of a forced tool, an empty reply, and system messages where they stand.
-Responses: stored responses, items of them that a request names, and a stream whose last event holds the items that it
-gave.
-"""
+"""Changes to vLLM's serving classes, so that their replies are what clients of the real services expect."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""One session of an agent: its limits, its sampling settings, and its counters.
-
-The content of the session (turns and tokens) is the recorder's.
-"""
+"""One session of an agent: its limits, its sampling settings and its counters; its turns are the recorder's."""
 
 from __future__ import annotations
 
@@ -13,8 +10,8 @@ from typing import Annotated, Any
 
 from annotated_types import Ge, Le
 
+from seamless_verl.gateway.calls import RepeatableCalls
 from seamless_verl.gateway.prefix_index import PrefixIndex
-from seamless_verl.gateway.repeated_calls import RepeatableCalls
 from seamless_verl.gateway.retries import Attempts
 from seamless_verl.gateway.stored_responses import StoredResponses
 from seamless_verl.journal.stored import is_validation
@@ -47,17 +44,13 @@ class SamplingParameters(SettingsNode):
     frequency_penalty: Annotated[float, Ge(-2), Le(2)] | None = None
     seed: Seed | None = None
 
-    def as_dict(self) -> dict[str, float]:
-        """Those that are set."""
+    def set_ones(self) -> dict[str, float]:
         return {name: value for name, value in asdict(self).items() if value is not None}
 
 
 @dataclass(frozen=True)
 class SessionSampling(SettingsNode):
-    """How a session samples: `defaults` apply where a request sets nothing, `overrides` always.
-
-    `max_tokens` bounds each call.
-    """
+    """How a session samples: `defaults` where a request sets nothing, `overrides` always; `max_tokens` of a call."""
 
     defaults: SamplingParameters = field(default_factory=SamplingParameters)
     overrides: SamplingParameters = field(default_factory=SamplingParameters)
@@ -65,12 +58,11 @@ class SessionSampling(SettingsNode):
 
     def resolve(self, body: Mapping[str, Any]) -> dict[str, float]:
         """The parameters that the session sets for a request with this body."""
-        defaults = {name: value for name, value in self.defaults.as_dict().items() if body.get(name) is None}
-        return defaults | self.overrides.as_dict()
+        defaults = {name: value for name, value in self.defaults.set_ones().items() if body.get(name) is None}
+        return defaults | self.overrides.set_ones()
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain JSON values."""
-        parts = {"defaults": self.defaults.as_dict(), "overrides": self.overrides.as_dict()}
+        parts = {"defaults": self.defaults.set_ones(), "overrides": self.overrides.set_ones()}
         return {**parts, "max_tokens": self.max_tokens}
 
 
@@ -137,8 +129,7 @@ class Session:
     def place(self) -> str:
         """What it has in common with a session that begins it again, and with no other sample of its prompt.
 
-        Of a session that no trainer asked for it is its id. Prompts have other uids in each validation, and one with a
-        seed is to repeat the last one's noise.
+        Its id, if no trainer asked for it. A prompt has another uid in each validation, which is to repeat its noise.
         """
         number = self.metadata.get("session")
         if not isinstance(number, str):
@@ -148,16 +139,11 @@ class Session:
     def seeded(self, sampling: Mapping[str, Any], choice: int = 0) -> dict[str, Any]:
         """The sampling fields for an engine: a seed gives this session its own noise, the same at each repetition.
 
-        The samples of a prompt are compared with each other, and equal ones teach nothing. `choice` is the call's
-        number among the choices of a request, which vLLM has added to the seed; it is added to the derived one.
+        Equal samples of a prompt teach nothing. vLLM has added the request's `choice` to the seed; so it is with ours.
         """
         if sampling.get("seed") is None:
             return dict(sampling)
         return {**sampling, "seed": seed_in(self.place, sampling["seed"] - choice) + choice}
-
-    def add_tokens(self, number: int) -> None:
-        """Counts generated tokens."""
-        self.tokens += number
 
     def call_budget(self) -> int | None:
         """Tokens that one more call may generate; None without a limit."""

@@ -1,8 +1,7 @@
 """The table of a gateway's sessions: keys, states, limits and admission of requests.
 
 Invariants:
-- A session is OPEN, then CLOSED or EXPIRED for good; only an OPEN one accepts calls.
-- Only the hash of a key is kept, and it belongs to one session.
+- A session is OPEN, then CLOSED or EXPIRED for good; only an OPEN one accepts calls. Only the hash of its key is kept.
 - The table's `running` is the sum of its sessions'; neither exceeds its bound, and each admission is returned once.
 - A lifetime does not end by a change of the system's time, nor by seconds in which this process stood still. The time
   of day counts once: for what a session that is restored had lived before.
@@ -139,7 +138,6 @@ class SessionTable:
         return session
 
     def find_by_key(self, key: str) -> Session | None:
-        """The session of a key; None for an unknown key."""
         return self._by_key.get(hash_key(key))
 
     def close(self, session_id: str, reason: str) -> bool:

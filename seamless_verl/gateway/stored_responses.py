@@ -1,8 +1,5 @@
 """The responses of one session that are stored: what the Responses API can continue, return and delete.
 
-Owned state: the latest responses by id, each with the items of its conversation up to its own output. They belong to
-the session and end with it; the oldest goes first.
-
 An agent may name an item of a stored conversation in the place of sending it. Items of output have ids that follow from
 their response's id, so that they are the same after a restart.
 """
@@ -55,7 +52,7 @@ class StoredResponse:
 
 
 class StoredResponses:
-    """At most as many responses as each `put` allows."""
+    """The latest responses of a session by id, as many as each `put` allows; the oldest goes first."""
 
     def __init__(self) -> None:
         self._responses: OrderedDict[str, StoredResponse] = OrderedDict()

@@ -24,7 +24,6 @@ from seamless_verl.journal.events import (
 from seamless_verl.journal.reader import JournalReader
 from seamless_verl.journal.stored import (
     CompactionResult,
-    EndedSession,
     SessionSummary,
     Stage,
     StoredCall,
@@ -41,7 +40,6 @@ __all__ = [
     "CallStarted",
     "ChunkAppended",
     "CompactionResult",
-    "EndedSession",
     "Event",
     "GroupDecided",
     "GroupOutcome",

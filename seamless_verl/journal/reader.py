@@ -20,25 +20,24 @@ from seamless_verl.journal.schema import (
     WAY_OUT,
     check_version,
     from_json,
+    has_routes,
     journal_error,
     pack,
     read_only,
     unpack,
 )
 from seamless_verl.journal.stored import (
-    EndedSession,
     SessionSummary,
     Stage,
     StoredCall,
     StoredGroup,
     StoredSession,
-    is_validation,
-    outcome_of,
     rebuild_record,
 )
 from seamless_verl.journal.validator import STAGES
 from seamless_verl.runtime.locks import is_locked
 from seamless_verl.trajectory.records import LOGPROB, TOKEN, Finish, Segment, append_chunk
+from seamless_verl.trajectory.routes import Routes, unpacked
 from seamless_verl.trajectory.session import SessionRecord
 
 STAGE = "COALESCE((SELECT MAX(stage) FROM stages WHERE session=sessions.n), 0)"
@@ -49,21 +48,19 @@ CALLS = (
     " FROM calls LEFT JOIN endings ON call=n WHERE session=? ORDER BY n"
 )
 CHUNKS = (
-    "SELECT call, version, name, ids, logprobs, grammar FROM deltas JOIN replicas ON replicas.n=replica"
+    "SELECT call, version, name, ids, logprobs, grammar, {routes}"
+    " FROM deltas JOIN replicas ON replicas.n=replica {joined}"
     " WHERE call IN (SELECT n FROM calls WHERE session=?) ORDER BY deltas.n"
 )
+WITH_ROUTES = CHUNKS.format(routes="of_tokens, of_prompt", joined="LEFT JOIN routes ON delta=deltas.n")
+WITHOUT_ROUTES = CHUNKS.format(routes="NULL, NULL", joined="")
 SUMMARIES = (
-    f"SELECT session_id, uid, {STAGE}, opened_at, {REASON}, settings, {NOTE.format(stage=STAGES.index(Stage.HANDED))},"
-    " (SELECT COUNT(*) FROM calls WHERE session=sessions.n),"
-    " (SELECT COALESCE(SUM(LENGTH(ids)), 0) / 4 FROM deltas JOIN calls ON calls.n=call WHERE session=sessions.n)"
-    " FROM sessions ORDER BY n"
-)
-ENDED = (
-    f"SELECT session_id, uid, settings, {STAGE} AS stage, {REASON}, COALESCE(tokens, 0), oldest, newest,"
+    f"SELECT session_id, uid, settings, {STAGE}, {REASON}, opened_at,"
+    " (SELECT COUNT(*) FROM calls WHERE session=sessions.n), COALESCE(tokens, 0), oldest, newest,"
     f" {NOTE.format(stage=STAGES.index(Stage.HANDING))}, {NOTE.format(stage=STAGES.index(Stage.HANDED))}"
     " FROM sessions LEFT JOIN (SELECT session AS owner, SUM(LENGTH(ids)) / 4 AS tokens, MIN(version) AS oldest,"
     " MAX(version) AS newest FROM deltas JOIN calls ON calls.n=call GROUP BY session) ON owner=sessions.n"
-    " WHERE stage > 0 ORDER BY sessions.n"
+    " ORDER BY sessions.n"
 )
 INTEGRITY_CHECKS = {
     "deltas of no call": "SELECT COUNT(*) FROM deltas WHERE call NOT IN (SELECT n FROM calls)",
@@ -74,6 +71,7 @@ INTEGRITY_CHECKS = {
 }
 
 
+CHECK_OF_ROUTES = {"routes of no deltas": "SELECT COUNT(*) FROM routes WHERE delta NOT IN (SELECT n FROM deltas)"}
 WHOLE_BYTES = 256 << 20  # up to this size a file is checked whole
 
 
@@ -99,17 +97,6 @@ class JournalReader:
             between = f"BETWEEN {STAGES.index(Stage.CLOSED)} AND {STAGES.index(Stage.HANDING)}"
             rows = db.execute(f"SELECT session_id, {STAGE} AS stage FROM sessions WHERE stage {between} ORDER BY n")
             return tuple((session_id, STAGES[stage]) for session_id, stage in rows)
-
-    def ended_sessions(self) -> tuple[EndedSession, ...]:
-        """All sessions that are not open, oldest first. It counts all tokens, so it takes time on a large file."""
-        ended = []
-        with self.snapshot() as db:
-            groups, undone = read_groups(db), read_undone(db)
-            for name, uid, settings, stage, reason, tokens, oldest, newest, begun, done in db.execute(ENDED):
-                known = (name, uid, from_json(settings), STAGES[stage], reason or "", tokens, oldest, newest)
-                hand_over = note_of(begun), handed_note(done, undone.get(name))
-                ended.append(EndedSession(*known, *hand_over, groups.get(uid)))
-        return tuple(ended)
 
     def stage(self, session_id: str) -> Stage | None:
         """The session's stage; None if it is unknown or deleted."""
@@ -160,10 +147,11 @@ class JournalReader:
         found = []
         with self.snapshot() as db:
             groups, undone = read_groups(db), read_undone(db)
-            for name, uid, stage, opened_at, reason, settings, done, calls, tokens in db.execute(SUMMARIES):
-                note, validation = handed_note(done, undone.get(name)), is_validation(from_json(settings))
-                outcome = outcome_of(STAGES[stage], validation, note, groups.get(uid))
-                found.append(SessionSummary(name, uid, STAGES[stage], opened_at, calls, tokens, reason, outcome))
+            for name, uid, settings, stage, reason, *counts, begun, done in db.execute(SUMMARIES):
+                opened_at, calls, tokens, oldest, newest = counts
+                known = name, uid, from_json(settings), STAGES[stage], reason, opened_at, calls, tokens, oldest, newest
+                hand_over = note_of(begun), corrected_note(note_of(done), undone.get(name))
+                found.append(SessionSummary(*known, *hand_over, groups.get(uid)))
         return tuple(found)
 
     def check_integrity(self) -> None:
@@ -174,7 +162,8 @@ class JournalReader:
         """
         with self.snapshot() as db:
             problems = [row[0] for row in db.execute("PRAGMA integrity_check(5)") if row[0] != "ok"]
-            counts = {name: db.execute(query).fetchone()[0] for name, query in INTEGRITY_CHECKS.items()}
+            checks = INTEGRITY_CHECKS | (CHECK_OF_ROUTES if has_routes(db) else {})
+            counts = {name: db.execute(query).fetchone()[0] for name, query in checks.items()}
         problems += [f"{count} {name}" for name, count in counts.items() if count]
         if problems:
             raise JournalError(str(self.path), "; ".join(problems), WAY_OUT)
@@ -242,7 +231,7 @@ def _read_session(db: sqlite3.Connection, session_id: str) -> StoredSession:
     query = f"SELECT n, uid, settings, opened_at, {STAGE}, {REASON}, {columns} FROM sessions WHERE session_id=?"
     n, uid, settings, opened_at, stage, reason, begun, done = db.execute(query, (session_id,)).fetchone()
     rewards = dict(db.execute("SELECT name, value FROM rewards WHERE session=? ORDER BY n", (n,)).fetchall())
-    ended = handed_note(done, read_undone(db, session_id).get(session_id) if done else None)
+    ended = corrected_note(note_of(done), read_undone(db, session_id).get(session_id) if done else None)
     known = (session_id, uid, from_json(settings), opened_at, STAGES[stage], reason, tuple(_read_calls(db, n)))
     given, refused = rewards | ended.get("rewards", {}), _read_refused(db, n, session_id)
     return StoredSession(*known, given, refused, note_of(begun), ended, read_groups(db, uid).get(uid), rewards)
@@ -258,12 +247,8 @@ def note_of(text: str | None) -> dict[str, Any]:
     return {} if text is None else from_json(text.encode())
 
 
-def handed_note(text: str | None, undone: dict[str, Any] | None) -> dict[str, Any]:
-    """The note of a hand-over's end; one that was undone kept nothing."""
-    return corrected_note(note_of(text), undone)
-
-
 def corrected_note(note: dict[str, Any], undone: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The note of a hand-over's end; one that was undone kept nothing."""
     return note if undone is None else note | {"kept": False, **undone}
 
 
@@ -287,7 +272,8 @@ def read_groups(db: sqlite3.Connection, uid: str | None = None) -> dict[str, Sto
 
 
 def _read_calls(db: sqlite3.Connection, session: int) -> Iterator[StoredCall]:
-    segments = _read_segments(db.execute(CHUNKS, (session,)))
+    query = WITH_ROUTES if has_routes(db) else WITHOUT_ROUTES
+    segments, of_prompts = _read_segments(db.execute(query, (session,)))
     sequences: dict[int, bytes] = {}  # prompt and generated ids of each call, for the calls that have it as their base
     requests: dict[int, bytes] = {}
     for n, call_id, digest, base, base_len, request_base, request_len, suffix, request, finish, reply in db.execute(
@@ -298,13 +284,17 @@ def _read_calls(db: sqlite3.Connection, session: int) -> Iterator[StoredCall]:
         sequences[n] = prompt + b"".join(pack(segment.ids) for segment in segments[n])
         end = None if finish is None else Finish(finish)
         given, sent = from_json(requests[n]), {} if reply is None else from_json(reply)
-        yield StoredCall(call_id, digest, unpack(TOKEN, prompt), tuple(segments[n]), end, given, sent)
+        made = (tuple(segments[n]), end, given, sent, of_prompts.get(n))
+        yield StoredCall(call_id, digest, unpack(TOKEN, prompt), *made)
 
 
-def _read_segments(rows: Iterable[tuple[int, int, str, bytes, bytes, bytes | None]]) -> defaultdict[int, list[Segment]]:
-    """Each call's segments; adjacent chunks of one version and replica are one segment."""
+def _read_segments(rows: Iterable[tuple[Any, ...]]) -> tuple[defaultdict[int, list[Segment]], dict[int, Routes]]:
+    """Each call's segments, and its prompt's routes; adjacent chunks of one version and replica are one segment."""
     segments: defaultdict[int, list[Segment]] = defaultdict(list)
-    for call, version, replica, ids, logprobs, grammar in rows:
-        labels, values = bytearray(grammar or b""), unpack(LOGPROB, logprobs)
-        append_chunk(segments[call], Segment(unpack(TOKEN, ids), values, version, replica, labels))
-    return segments
+    of_prompts: dict[int, Routes] = {}
+    for call, version, replica, ids, logprobs, grammar, of_tokens, of_prompt in rows:
+        beside = (version, replica, bytearray(grammar or b""), unpacked(of_tokens))
+        append_chunk(segments[call], Segment(unpack(TOKEN, ids), unpack(LOGPROB, logprobs), *beside))
+        if (routes := unpacked(of_prompt)) is not None:
+            of_prompts.setdefault(call, routes)
+    return segments, of_prompts

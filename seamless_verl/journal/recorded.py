@@ -4,21 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from seamless_verl.errors import ConfigError
 from seamless_verl.journal.events import GroupOutcome
-from seamless_verl.journal.stored import Stage, StoredSession
+from seamless_verl.journal.stored import Stage, StoredGroup, StoredSession, is_validation
 from seamless_verl.trajectory.account import Account, DropReason
 from seamless_verl.trajectory.policies import GrammarTokens, TokenPolicy, make_policy
 from seamless_verl.trajectory.sequences import SequenceLimits
 from seamless_verl.trajectory.session import Closed
 
 TRAIN_ALL = "train_all"
-
-
-def newest_version(stored: StoredSession) -> int:
-    """The newest weight version that generated tokens of the session; 0 if there are none."""
-    return max((segment.version for call in stored.calls for segment in call.segments), default=0)
 
 
 @dataclass(frozen=True)
@@ -45,30 +41,46 @@ def recorded(
     limits = SequenceLimits(**stored.handing.get("limits", {}))
     details = {} if stored.group is None else stored.group.details
     if version is None:
-        version = details.get("version", newest_version(stored))
-    number = session_number(stored)
-    dropped = None
-    if stored.stage is not Stage.OPEN and stored.handed.get("kept") is False:
-        dropped = DropReason(stored.handed.get("dropped", DropReason.SESSION))
-    elif stored.validation:
-        dropped = DropReason.VALIDATION
-    elif stored.group is not None and stored.group.outcome is not GroupOutcome.TRAINED:
-        dropped = DropReason.DEFERRED if stored.group.outcome is GroupOutcome.DEFERRED else DropReason.GROUP
-    elif stored.group is not None and stored.stage in (Stage.OPEN, Stage.CLOSED):  # it was trained without this one
-        dropped = DropReason.RUNNER_LOST if stored.reason == Closed.RUNNER_LOST else DropReason.SESSION
-    elif number is not None and details.get("pivot") == number:
-        dropped = DropReason.PIVOT
+        newest = max((segment.version for call in stored.calls for segment in call.segments), default=0)
+        version = details.get("version", newest)
+    why = dropped_of(stored.stage, stored.reason, stored.settings, stored.handed, stored.group)
+    dropped = None if why is None else DropReason(why)
     queued = stored.outcome == "queued"
     policy = policy or details.get("policy", TRAIN_ALL)
     tokens = GrammarTokens(grammar or stored.handing.get("grammar", GrammarTokens.MASK_FORCED))
-    found = None if dropped is not None else details.get("advantages", {}).get(number)
+    found = None if dropped is not None else details.get("advantages", {}).get(session_number(stored.settings))
     advantage = None if found is None else (float(found[0]), float(found[1]), float(found[2]))
     return Recorded(limits, str(policy), int(version), tokens, dropped, queued, advantage)
 
 
-def session_number(stored: StoredSession) -> str | None:
+def dropped_of(
+    stage: Stage,
+    reason: str | None,
+    settings: Mapping[str, Any],
+    end_note: Mapping[str, Any],
+    group: StoredGroup | None,
+) -> str | None:
+    """Why nothing of a session was trained, a DropReason, if so, and if it is known.
+
+    `end_note` is that of its hand-over's end, which may be of an earlier release.
+    """
+    if stage is not Stage.OPEN and end_note.get("kept") is False:
+        return str(end_note.get("dropped", DropReason.SESSION))
+    if is_validation(settings):
+        return DropReason.VALIDATION
+    if group is None:
+        return None
+    if group.outcome is not GroupOutcome.TRAINED:
+        return DropReason.DEFERRED if group.outcome is GroupOutcome.DEFERRED else DropReason.GROUP
+    if stage in (Stage.OPEN, Stage.CLOSED):  # it was trained without this one
+        return DropReason.RUNNER_LOST if reason == Closed.RUNNER_LOST else DropReason.SESSION
+    number = session_number(settings)
+    return DropReason.PIVOT if number is not None and group.details.get("pivot") == number else None
+
+
+def session_number(settings: Mapping[str, Any]) -> str | None:
     """Its number among the sessions of its prompt, as the trainer counts; None of one that no trainer asked for."""
-    metadata = stored.settings.get("metadata")
+    metadata = settings.get("metadata")
     number = metadata.get("session") if isinstance(metadata, Mapping) else None
     return number if isinstance(number, str) else None
 

@@ -8,6 +8,9 @@ error, `group_outcomes` what became of the groups that were handed over. `note` 
 JSON for the stages of a hand-over. `grammar` has a byte for each token of a chunk in which some were sampled under a
 grammar, else NULL.
 
+Table `routes` is made with its first row, where engines return routes: packed, those of a chunk's tokens, and those of
+its call's prompt beside the call's first.
+
 A file has one version of this format; one of another is refused.
 """
 
@@ -55,6 +58,11 @@ INDEXES = {
     "stages": "stage, at",
     "outside_events": "subject, kind",
 }
+
+ROUTES = (
+    "CREATE TABLE IF NOT EXISTS routes (delta INTEGER PRIMARY KEY, session INTEGER, of_tokens BLOB, of_prompt BLOB)",
+    "CREATE INDEX IF NOT EXISTS routes_by ON routes (session)",
+)
 
 PRIVATE = 0o600  # the mode of a new file; SQLite gives its log the same
 PAGE_BYTES = 4096  # measured no slower than 8192 and 16384, and a commit writes whole pages
@@ -150,6 +158,11 @@ def check_version(db: sqlite3.Connection, path: Path) -> None:
     if (version := db.execute("PRAGMA user_version").fetchone()[0]) != VERSION:
         way_out = "Use the release that wrote it, or a new path"
         raise ConfigError("journal", str(path), f"its format is {version}, this release knows {VERSION}", way_out)
+
+
+def has_routes(db: sqlite3.Connection) -> bool:
+    """Whether it has the table `routes`."""
+    return db.execute("SELECT 1 FROM sqlite_master WHERE type='table' AND name='routes'").fetchone() is not None
 
 
 def journal_error(path: Path, error: sqlite3.Error) -> JournalError:

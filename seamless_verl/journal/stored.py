@@ -16,6 +16,7 @@ from typing import Any
 
 from seamless_verl.journal.events import GroupOutcome, RequestRefused
 from seamless_verl.trajectory.records import Finish, Segment, Turn
+from seamless_verl.trajectory.routes import Routes
 from seamless_verl.trajectory.session import Closed, SessionRecord
 
 
@@ -32,7 +33,8 @@ class Stage(StrEnum):
 class StoredCall:
     """A call as the journal has it; `finish` is None if it has no end.
 
-    `segments` are maximal: no two neighbours have the same version and replica, and none is empty.
+    `segments` are maximal: no two neighbours have the same version and replica, and none is empty. They and the prompt
+    have routes until the journal had to delete them, after the hand-over.
     """
 
     call_id: str
@@ -42,6 +44,7 @@ class StoredCall:
     finish: Finish | None
     request: dict[str, Any]
     reply: dict[str, Any]
+    prompt_routes: Routes | None = None
 
     @property
     def interrupted(self) -> bool:
@@ -51,7 +54,8 @@ class StoredCall:
     def turn(self) -> Turn:
         """The call as a turn; a call without an end is a cancelled turn."""
         finish = self.finish or Finish.CANCELLED
-        return Turn(self.call_id, self.prompt_ids, self.segments, finish, self.request, self.reply)
+        known = (self.prompt_ids, self.segments, finish, self.request, self.reply, self.prompt_routes)
+        return Turn(self.call_id, *known)
 
 
 @dataclass(frozen=True)
@@ -91,41 +95,53 @@ class StoredSession:
         """What became of it, in a word or two."""
         return outcome_of(self.stage, self.validation, self.handed, self.group)
 
+    def summary(self) -> SessionSummary:
+        segments = [segment for call in self.calls for segment in call.segments]
+        versions = [segment.version for segment in segments]
+        return SessionSummary(
+            self.session_id,
+            self.uid,
+            self.settings,
+            self.stage,
+            self.reason,
+            self.opened_at,
+            len(self.calls),
+            sum(map(len, segments)),
+            min(versions, default=None),
+            max(versions, default=None),
+            self.handing,
+            self.handed,
+            self.group,
+        )
+
 
 @dataclass(frozen=True)
-class EndedSession:
-    """A session that is not open, without its calls."""
+class SessionSummary:
+    """A session without its calls, but with what they add up to."""
 
     session_id: str
     uid: str
     settings: Mapping[str, Any]
     stage: Stage
-    reason: str
-    tokens: int  # generated
-    oldest: int | None  # of the weight versions that generated them
-    newest: int | None
-    handing: Mapping[str, Any]
-    handed: Mapping[str, Any]
-    group: StoredGroup | None
+    reason: str | None = None  # why it was closed
+    opened_at: float = 0.0
+    calls: int = 0
+    tokens: int = 0  # generated
+    oldest: int | None = None  # of the weight versions that generated them
+    newest: int | None = None
+    handing: Mapping[str, Any] = field(default_factory=dict)  # the note of its hand-over's begin
+    handed: Mapping[str, Any] = field(default_factory=dict)  # and of its end
+    group: StoredGroup | None = None
 
     @property
     def validation(self) -> bool:
         """Whether it was a session of a validation, which is not trained."""
         return is_validation(self.settings)
 
-
-@dataclass(frozen=True)
-class SessionSummary:
-    """One session in brief; `tokens` counts generated tokens, `outcome` is as in `outcome_of`."""
-
-    session_id: str
-    uid: str
-    stage: Stage
-    opened_at: float
-    calls: int
-    tokens: int
-    reason: str | None
-    outcome: str = "-"
+    @property
+    def outcome(self) -> str:
+        """What became of it, in a word or two."""
+        return outcome_of(self.stage, self.validation, self.handed, self.group)
 
 
 def is_validation(settings: Mapping[str, Any]) -> bool:
@@ -165,7 +181,7 @@ def rebuild_record(stored: StoredSession, *, all_calls: bool = False) -> Session
     Calls without an end are CANCELLED. An open session has none of them, because they may continue, unless `all_calls`
     is set, as to show it.
     """
-    record = SessionRecord(stored.uid, stored.session_id)
+    record = SessionRecord(stored.uid, stored.session_id, validation=stored.validation)
     for call in stored.calls:
         if all_calls or not call.interrupted or stored.stage is not Stage.OPEN:
             record.add_turn(call.turn())

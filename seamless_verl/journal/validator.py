@@ -32,6 +32,7 @@ from seamless_verl.journal.events import (
 from seamless_verl.journal.prefix import PrefixChain, PrefixDigests
 from seamless_verl.journal.schema import TABLES, pack, to_json
 from seamless_verl.journal.stored import Stage
+from seamless_verl.trajectory.routes import packed
 
 STAGES = tuple(Stage)  # a stage is stored as its index in this order
 
@@ -60,7 +61,9 @@ class Validator:
 
     def __init__(self, db: sqlite3.Connection, index: PrefixDigests | None = None) -> None:
         self._db, self._index = db, PrefixDigests() if index is None else index
-        self._last_numbers = {table: _largest_number(db, table) for table in ("sessions", "calls", "replicas")}
+        self._last_numbers = {
+            table: _largest_number(db, table) for table in ("sessions", "calls", "replicas", "deltas")
+        }
         self._sessions: dict[str, _SessionState] = {}
         self._calls: dict[str, _CallState] = {}
         self._handed_over: list[str] = []
@@ -154,7 +157,10 @@ class Validator:
         if not ids:
             return
         replica = self._replicas.get(chunk.replica) or self._add_replica(chunk.replica)
-        self._add_row("deltas", call.n, int(chunk.version), replica, ids, logprobs, bytes(chunk.grammar) or None)
+        n, labels = self._next_number("deltas"), bytes(chunk.grammar) or None
+        self._add_row("deltas", n, call.n, int(chunk.version), replica, ids, logprobs, labels)
+        if chunk.routes is not None:
+            self._add_row("routes", n, call.session.n, packed(chunk.routes), packed(chunk.prompt_routes) or None)
         if call.chain is not None:
             self._undo.append(call.chain.extend(ids))
 
@@ -262,7 +268,7 @@ def _note(note: dict[str, Any]) -> str | None:
 
 
 def _empty_rows() -> Rows:
-    return {table: [] for table in TABLES}
+    return {table: [] for table in (*TABLES, "routes")}
 
 
 def _largest_number(db: sqlite3.Connection, table: str) -> int:

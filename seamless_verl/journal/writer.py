@@ -11,7 +11,8 @@ What it guarantees:
 4. A closed session can be read completely until it was handed over: its consumer may receive it again, and counts it
    once (`stored.py`).
 5. Only sessions that were handed over are ever deleted, each in one transaction, so a reader sees all of one or
-   nothing; and of the events from outside of the run what no restart needs.
+   nothing, and before them, where the file is too large, their routes; and of the events from outside of the run what
+   no restart needs.
 
 Invariants:
 - Only the writer thread uses the writing connection and the validator.
@@ -40,7 +41,7 @@ from typing import Any, TypeAlias
 from seamless_verl.errors import JournalError
 from seamless_verl.journal.events import BEGUN, LEASED, RUN, UNDONE, Event
 from seamless_verl.journal.reader import STAGE, JournalReader
-from seamless_verl.journal.schema import from_json, open_for_writing
+from seamless_verl.journal.schema import ROUTES, from_json, has_routes, open_for_writing
 from seamless_verl.journal.stored import CompactionResult, Stage
 from seamless_verl.journal.validator import STAGES, Rows, Validator
 
@@ -254,6 +255,8 @@ def _insert(db: sqlite3.Connection, rows: Rows) -> None:
             known = "WHERE EXISTS (SELECT 1 FROM sessions WHERE uid=?2)"
             db.executemany(f"INSERT INTO group_outcomes SELECT ?1, ?2, ?3, ?4, ?5, ?6 {known}", entries)
         elif entries:
+            for made in ROUTES if table == "routes" else ():
+                db.execute(made)
             db.executemany(f"INSERT INTO {table} VALUES ({_placeholders(len(entries[0]))})", entries)
 
 
@@ -262,9 +265,8 @@ def _insert_chunks(db: sqlite3.Connection, entries: list[tuple[Any, ...]]) -> No
     while start < len(entries):
         while size > len(entries) - start:
             size //= 2  # few statements, since each that was run stays compiled
-        values = ", ".join([f"({_placeholders(6)})"] * size)
-        columns = "call, version, replica, ids, logprobs, grammar"
-        db.execute(f"INSERT INTO deltas ({columns}) VALUES {values}", [*chain(*entries[start : start + size])])
+        values = ", ".join([f"({_placeholders(7)})"] * size)
+        db.execute(f"INSERT INTO deltas VALUES {values}", [*chain(*entries[start : start + size])])
         start += size
 
 
@@ -343,6 +345,8 @@ def compact_step(
     db: sqlite3.Connection, before: float, max_bytes: int | None, keep: Collection[str] = ()
 ) -> tuple[int, bool]:
     """One step of a compaction: (number of sessions deleted, whether there is more to do)."""
+    if _delete_routes(db, max_bytes, keep):
+        return 0, True
     if deleted := _delete_some(db, before, max_bytes, keep):
         return deleted, True
     if _pragma(db, "freelist_count") > 0:
@@ -358,6 +362,29 @@ def used_bytes(db: sqlite3.Connection) -> int:
 
 def is_too_large(db: sqlite3.Connection, max_bytes: int | None) -> bool:
     return max_bytes is not None and used_bytes(db) > max_bytes
+
+
+def _delete_routes(db: sqlite3.Connection, max_bytes: int | None, keep: Collection[str]) -> int:
+    """Deletes the routes of up to `DELETED_AT_ONCE` sessions while the file is too large; returns of how many.
+
+    Those that were handed over first: only a run that goes on from weights before their step would read them again.
+    """
+    if not is_too_large(db, max_bytes) or not has_routes(db):
+        return 0
+    query = (
+        "SELECT session, session_id FROM stages JOIN sessions ON n=session WHERE stage=?"
+        " AND session IN (SELECT session FROM routes) ORDER BY at"
+    )
+    handed = (n for n, session_id in db.execute(query, (HANDED,)) if session_id not in keep)
+    deleted = 0
+    db.execute("BEGIN IMMEDIATE")
+    for session in list(islice(handed, DELETED_AT_ONCE)):
+        if not is_too_large(db, max_bytes):
+            break
+        db.execute("DELETE FROM routes WHERE session=?", (session,))
+        deleted += 1
+    db.execute("COMMIT")
+    return deleted
 
 
 def _delete_some(db: sqlite3.Connection, before: float, max_bytes: int | None, keep: Collection[str]) -> int:
@@ -381,7 +408,7 @@ def _delete_some(db: sqlite3.Connection, before: float, max_bytes: int | None, k
 def _delete(db: sqlite3.Connection, session: int) -> None:
     for table in ("deltas", "endings"):
         db.execute(f"DELETE FROM {table} WHERE call IN (SELECT n FROM calls WHERE session=?)", (session,))
-    for table in ("calls", "rewards", "refused", "stages"):
+    for table in ("calls", "rewards", "refused", "stages", *(("routes",) if has_routes(db) else ())):
         db.execute(f"DELETE FROM {table} WHERE session=?", (session,))
     uid = db.execute("SELECT uid FROM sessions WHERE n=?", (session,)).fetchone()[0]
     db.execute("DELETE FROM sessions WHERE n=?", (session,))

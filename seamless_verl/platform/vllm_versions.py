@@ -44,6 +44,7 @@ __all__ = [
     "ending_its_request",
     "handle_exceptions",
     "install_renderer",
+    "map_adapters_names",
     "renderer_of",
     "serve_parser",
     "set_stream_interval",
@@ -263,3 +264,12 @@ def _returning_errors(serve: Callable[..., Awaitable[Any]]) -> Callable[..., Awa
             return response
 
     return run
+
+
+def map_adapters_names() -> None:
+    """Gives vLLM's map of names the method by which verl 0.9.1 asks for those of an adapter; 0.29 has it renamed."""
+    from vllm.model_executor.models.utils import WeightsMapper
+
+    renamed = getattr(WeightsMapper, "get_rename_mapper", None)  # 0.29
+    if renamed is not None and not hasattr(WeightsMapper, "get_unstacked_mapper"):
+        WeightsMapper.get_unstacked_mapper = renamed

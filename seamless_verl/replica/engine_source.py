@@ -1,13 +1,13 @@
 """vLLM's AsyncLLM as a source of token chunks, each with the weight version that generated it.
 
-Owned state: the weight version, the pause, and the requests in flight.
-Invariant: the version changes only while the engine is paused, after every token that it made before
-has reached this process and been counted under the old one.
+Invariant: the version changes only while the engine is paused, after every token that it made before has reached this
+process and been counted under the old one.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import pickle
 from array import array
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
@@ -15,7 +15,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 from vllm import SamplingParams, TokensPrompt
+from vllm.lora.request import LoRARequest
 from vllm.outputs import CompletionOutput, RequestOutput
 from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 from vllm.v1.engine.async_llm import AsyncLLM
@@ -28,7 +30,9 @@ from seamless_verl.replica.own_logprobs import HIDDEN, LABELS, alters, split_ran
 from seamless_verl.replica.scheduler import RESUMED_TOKENS
 from seamless_verl.rollout.engine import BESIDE_SAMPLING, EngineRequest, PauseMode
 from seamless_verl.trajectory.records import Finish, TokenChunk, TopLogprobs, empty_chunk
+from seamless_verl.trajectory.routes import Routes
 
+logger = logging.getLogger(__name__)
 DRAIN_S = 60.0  # for tokens on their way from the engine; they take milliseconds unless it hangs
 PART_OF_CHARACTER = "\ufffd"  # what a tokenizer decodes the first bytes of a character to
 UNBOUNDED = 1 << 62  # more tokens than a request can have
@@ -37,6 +41,10 @@ DRAFTS = (
     "with speculative decoding the model's own logprobs of calls with a grammar, or with sampling parameters other than"
     " the temperature, are proved on vLLM 0.29's first model runner only. Take speculative_config out of"
     " actor_rollout_ref.rollout.engine_kwargs.vllm, or set VLLM_USE_V2_MODEL_RUNNER=0 for the replicas of vLLM 0.29"
+)
+NO_ROUTES = (
+    "routes were asked for, and its engine returns none. Set"
+    " actor_rollout_ref.rollout.enable_rollout_routing_replay=True, with which verl's server starts its engine so"
 )
 FINISHES = {"stop": Finish.STOP, "length": Finish.LENGTH, "abort": Finish.CUT}
 
@@ -50,6 +58,40 @@ def lost_if_dead(replica_id: str) -> Iterator[None]:
         raise ReplicaLostError(replica_id, "its engine's process died") from dead
 
 
+class RouteReader:
+    """Takes a request's routes from vLLM, as many as tokens leave.
+
+    vLLM's state of a request collects them: with the first token those of the prompt's positions from the one that was
+    asked for, then one with each token. It gives them with the last output alone, and not where two outputs were merged
+    because nobody had read the first. The law: as many rows have come as the prompt and the tokens so far need, whether
+    these have left or not. Where it does not hold, nobody knows whose a row is.
+    """
+
+    def __init__(self, state: Any, prompt_rows: int) -> None:
+        """`prompt_rows` of the first ones are the prompt's own; `state` is None of a request that has ended."""
+        self._arrived: list[Any] = [] if state is None else state.routed_experts_chunks
+        self._state, self._taken = state, 0  # tokens that left
+        self._prompt_rows: int | None = prompt_rows
+        self._waiting: list[Any] = []  # rows that came before their tokens
+        self._lost = False
+
+    def take(self, count: int, completion: CompletionOutput) -> tuple[Routes | None, Routes | None]:
+        """The prompt's routes, once, and those of the next tokens, at least one; None where the law did not hold."""
+        ended = () if self._arrived or completion.routed_experts is None else (completion.routed_experts,)
+        waiting = [*self._waiting, *self._arrived, *ended]
+        self._arrived.clear()
+        of_prompt, self._prompt_rows = self._prompt_rows, None
+        begin, number = of_prompt or 0, count + (of_prompt or 0)
+        self._taken += count
+        later = 0 if self._state is None else self._state.detokenizer.num_output_tokens() - self._taken
+        if self._lost or sum(map(len, waiting)) != number + later:
+            self._lost, self._waiting = True, []
+            return None, None
+        rows = np.concatenate(waiting)
+        self._waiting = [rows[number:]] if len(rows) > number else []
+        return None if of_prompt is None else Routes.of(rows[:begin]), Routes.of(rows[begin:number])
+
+
 @dataclass(eq=False)
 class RunningRequest:
     """A request in the engine. `delivered` of its tokens have left this process. `versions` has (tokens so far, weight
@@ -58,6 +100,7 @@ class RunningRequest:
     collector: RequestOutputCollector
     top: bool = False  # whether it wants the likeliest tokens
     labels: bool = False  # whether its ranks carry grammar labels
+    routes: RouteReader | None = None  # of one that asks for routes
     delivered: int = 0
     versions: list[tuple[int, int]] = field(default_factory=list)
 
@@ -96,11 +139,11 @@ class AsyncLLMSource:
     """One engine; `version` is that of the weights it was started with.
 
     `on_busy` is called with True when the engine gets something to generate, and with False when it has nothing left.
-    With `keep_kv` a commit leaves the KV cache of requests in flight as the old weights made it. Later requests of
-    conversations that began before the commit may use that cache; conversations that begin after it do not.
-    With `own_logprobs` the workers record the model's own logprobs (`replica/own_logprobs.py`), and tokens that were
-    sampled under a grammar are labelled. `of_drafts`: also those of drafted tokens; if not, calls for which vLLM's own
-    logprobs would be recorded are refused. `collapsed` gives a prompt's ids as vLLM takes them beside its images.
+    With `keep_kv` a commit leaves the KV cache of older weights to conversations that began before it. With
+    `own_logprobs` the workers record the model's own logprobs (`own_logprobs.py`), and tokens sampled under a grammar
+    are labelled; without `of_drafts` calls for which vLLM's own would be recorded of drafted tokens are refused.
+    `collapsed` gives a prompt's ids as vLLM takes them beside its images. With `lora` all calls are of that adapter,
+    which every load of weights replaces.
     """
 
     def __init__(
@@ -114,7 +157,9 @@ class AsyncLLMSource:
         own_logprobs: bool = False,
         of_drafts: bool = True,
         collapsed: Callable[[list[int]], list[int]] = list,
+        lora: LoRARequest | None = None,
     ) -> None:
+        self.lora = lora
         self.engine, self.version, self.replica_id, self.collapsed = engine, version, replica_id, collapsed
         self.keep_kv, self.on_busy = keep_kv, on_busy or (lambda busy: None)
         self.salts = CacheSalts()
@@ -122,6 +167,7 @@ class AsyncLLMSource:
         self.paused: PauseMode | None = None
         self.in_flight: dict[str, RunningRequest] = {}
         self.own_logprobs, self.of_drafts = own_logprobs, of_drafts
+        self._lacked_routes = False  # and it was said
         self.prompt_tokens = self.cached_tokens = 0  # of requests that have begun to generate
 
     async def generate(self, request: EngineRequest) -> AsyncGenerator[TokenChunk, None]:
@@ -136,7 +182,8 @@ class AsyncLLMSource:
                 yield self._end(Finish.FAILED, str(error))
                 return
             labels = self.own_logprobs and bool(request.sampling.get("structured_outputs"))
-            running = RunningRequest(collector, bool(request.sampling.get("logprobs")), labels)
+            routes = self._route_reader(request, collector.request_id)
+            running = RunningRequest(collector, bool(request.sampling.get("logprobs")), labels, routes)
             self._add_running(request.request_id, running)
             output: RequestOutput | None = None
             try:
@@ -173,11 +220,15 @@ class AsyncLLMSource:
             reasoning["reasoning_ended"] = True  # no reasoning parser: a grammar applies from the first token on
         interval = take_stream_interval(fields)
         params = sampling_params(fields, request.resumed_tokens, labels=self.own_logprobs)
+        if self.engine.model_config.enable_return_routed_experts:  # of a request that asks for none, of one position
+            params.routed_experts_prompt_start = (request.routes_from or len(request.prompt_ids)) - 1
+        elif request.routes_from is not None:
+            raise ValueError(NO_ROUTES)
         if self.own_logprobs and not self.of_drafts and self._alters(params):
             raise ValueError(DRAFTS)
         try:
             collector = await self.engine.add_request(
-                request.request_id, prompt, params, priority=request.priority, **reasoning
+                request.request_id, prompt, params, lora_request=self.lora, priority=request.priority, **reasoning
             )
         except asyncio.CancelledError:  # the engine may have the request already
             await self.engine.abort(request.request_id)
@@ -186,6 +237,12 @@ class AsyncLLMSource:
         if params.stop:
             self._follow_text(collector.request_id, request)
         return collector
+
+    def _route_reader(self, request: EngineRequest, request_id: str) -> RouteReader | None:
+        if request.routes_from is None:
+            return None
+        state = self.engine.output_processor.request_states.get(request_id)
+        return RouteReader(state, len(request.prompt_ids) - request.routes_from)
 
     def _follow_text(self, request_id: str, request: EngineRequest) -> None:
         """Lets vLLM find a stop string that begins in the resumed tokens, which are prompt to it."""
@@ -212,8 +269,7 @@ class AsyncLLMSource:
     async def pause(self, mode: PauseMode) -> None:
         """Stops generating; with `abort` every request in flight is cut, and so is every later one.
 
-        Like `AsyncLLM.pause_generation`, but without its sleep of 20 ms, which only gives
-        callers a more intuitive order of events. `commit` makes sure that all earlier tokens have arrived.
+        As `AsyncLLM.pause_generation` without its sleep of 20 ms: `commit` waits until earlier tokens have arrived.
         """
         self.paused = mode
         with lost_if_dead(self.replica_id):
@@ -225,10 +281,6 @@ class AsyncLLMSource:
             await self.engine.resume_generation()
         self.paused = None
         self.on_busy(bool(self.in_flight))
-
-    async def abort_all(self) -> None:
-        """Makes a `keep` pause an `abort` one."""
-        await self.pause(PauseMode.ABORT)
 
     async def commit(self, version: int) -> None:
         """Declares that the paused engine now has the weights of `version`.
@@ -278,6 +330,7 @@ class AsyncLLMSource:
         labels = b""
         if running.labels:
             labels = bytes(split_rank(entry[i].rank)[1] for i, entry in zip(ids, entries, strict=True))
+        of_prompt, routes = self._take_routes(running, len(ids), completion)
         for begin, end, version in running.spans(len(ids), self.version):
             last = end == len(ids)
             rows = zip(ids[begin:end], entries[begin:end], strict=True) if running.top else ()
@@ -291,7 +344,23 @@ class AsyncLLMSource:
                 stop_reason=stop_reason_of(completion) if last else None,
                 top=tuple(top_logprobs(i, entry) for i, entry in rows) if running.top else None,
                 grammar=part if any(part) else b"",
+                routes=None if routes is None else routes.part(begin, end),
+                prompt_routes=of_prompt if begin == 0 else None,
             )
+
+    def _take_routes(
+        self, running: RunningRequest, count: int, completion: CompletionOutput
+    ) -> tuple[Routes | None, Routes | None]:
+        """The prompt's routes, if these are the first tokens, and those of the next `count` tokens."""
+        if running.routes is None or not count:
+            return None, None
+        of_prompt, routes = running.routes.take(count, completion)
+        if routes is None and not self._lacked_routes:
+            self._lacked_routes = True
+            logger.error(
+                "replica %s: its engine returned other routes than tokens: these are not trained", self.replica_id
+            )
+        return of_prompt, routes
 
     def _end(self, finish_reason: Finish, stop_reason: str | None = None) -> TokenChunk:
         return empty_chunk(finish_reason, version=self.version, replica=self.replica_id, stop_reason=stop_reason)

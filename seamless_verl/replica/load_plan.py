@@ -1,9 +1,8 @@
 """Records which copies a weight load makes, and repeats them without the model's loaders.
 
-A model's loaders find for each weight its position in the engine's parameters: they map names, join Q, K and V, and
-narrow a rank's shard. That is Python, a third of a small model's load, during which the engine is paused, and the
-result is the same copies each time. A load has a plan only if all it does with the weights, as torch's dispatcher sees
-it, is to copy views of them into parameters and buffers. It has none if it computes with a weight, reads a value or
+Loaders map names, join Q, K and V, and narrow a rank's shard: Python, a third of a small model's load, while the engine
+is paused, with the same copies each time. A load has a plan only if all it does with the weights, as torch's dispatcher
+sees it, is to copy views of them into parameters and buffers; none if it computes with a weight, reads a value or
 stores a weight elsewhere, or if the engine's parameters have moved in memory after it.
 """
 

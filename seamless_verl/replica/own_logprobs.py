@@ -1,16 +1,13 @@
 """The model's own logprobs, recorded in vLLM's workers whatever constrained the sampling.
 
-The trainer computes log_softmax(logits / temperature) of the whole vocabulary. vLLM computes its logprobs after a
-grammar has masked the logits, and in its mode `processed_logprobs`, verl's default, after every other sampling
-parameter as well. These hooks keep the logits of such requests as the model made them, and write the model's own
-logprobs in place of vLLM's. They run on the device and wait for nothing, so they also serve asynchronous scheduling.
-A step without such a request passes through.
+The trainer computes log_softmax(logits / temperature) of the whole vocabulary; vLLM's logprobs come after a grammar has
+masked the logits, and in its mode `processed_logprobs`, verl's default, after every other sampling parameter too. These
+hooks keep the logits of such requests as the model made them, and write the model's own logprobs in place of vLLM's.
+They run on the device and wait for nothing. A step without such a request passes through.
 
-A request that asks for it (`LABELS` in its extra arguments) also learns how far a grammar chose each of its tokens:
-the rank of the sampled token carries the label above `RANK_BITS`. Its entry among the likeliest tokens, which would
-hide that rank, gets the id `HIDDEN`.
-
-vLLM has two model runners. Each has a recorder here, installed by `record_own_logprobs`.
+A request that asks for it (`LABELS` in its extra arguments) also learns how far a grammar chose each of its tokens: the
+sampled token's rank carries the label above `RANK_BITS`. Its entry among the likeliest tokens, which would hide that
+rank, gets the id `HIDDEN`. Each of vLLM's two model runners has a recorder here.
 """
 
 from __future__ import annotations
@@ -277,11 +274,7 @@ def recording(sampler_class: type[Any], recorder: LogprobRecorderV2) -> type[Any
 
 
 def record_own_logprobs(worker: Any) -> LogprobRecorder | LogprobRecorderV2:
-    """Installs the recorder for a worker's model runner.
-
-    Raises:
-        ValueError: the engine records something else than logprobs.
-    """
+    """Installs the recorder in a worker's model runner; ValueError if the engine does not record logprobs."""
     config = worker.vllm_config.model_config
     if config.logprobs_mode not in MODES:
         problem = f"actor_rollout_ref.rollout.logprobs_mode={config.logprobs_mode} gives no logprobs to train with"

@@ -1,17 +1,12 @@
 """vLLM schedulers that resume a grammar where an earlier request of the same call was cut, and count preemptions.
 
-They also let no request find KV of older weights in a store beside the engine's cache (`kv_transfer_config`).
+vLLM counts preemptions for its own log alone, which verl turns off. Here the scheduler sends those since the last
+statistics as their `preempted_requests`, a field that nothing else of vLLM reads.
 
-vLLM counts preemptions, of a request whose blocks a full KV cache needs, for its own log alone, which verl turns off.
-Here the scheduler counts them, and sends what it has not sent yet as `preempted_requests` of its statistics, a field
-that nothing else of vLLM reads. `EnginePreemptions` adds them up in the engine's server.
-
-The request that continues a call has the tokens produced so far at the end of its prompt, and vLLM begins a grammar
-with the first token that it samples itself. These schedulers advance a grammar over the produced tokens when it is
-compiled, in the thread that compiles it. With a reasoning parser they advance it over the tokens after the reasoning.
-
-An engine uses the grammar library that its first grammar needed. If schemas need different libraries, two engines may
-differ in how a few characters are escaped. A continuation that the second engine does not allow ends with an error.
+The request that continues a call has the produced tokens at the end of its prompt, and vLLM begins a grammar with the
+first token that it samples itself. Here a grammar is advanced over the produced tokens, those after the reasoning, when
+it is compiled, in the thread that compiles it. If two engines' first grammars needed different libraries, they may
+differ in how a few characters are escaped, and a continuation that the second does not allow ends with an error.
 """
 
 from __future__ import annotations
@@ -118,10 +113,8 @@ def lasting_stores(connector: KVConnectorBase_V1 | None) -> list[str]:
 def resumed_grammar(
     manager: StructuredOutputManager, create: Callable[[Request], StructuredOutputGrammar], request: Request
 ) -> StructuredOutputGrammar:
-    """The compiled grammar of a request, advanced over the resumed tokens.
-
-    Raises:
-        ValueError: the grammar does not allow these tokens; vLLM ends the request with an error.
+    """The compiled grammar of a request, advanced over the resumed tokens; ValueError, which ends the request, if it
+    allows them not.
     """
     grammar = create(request)
     resumed = (request.sampling_params.extra_args or {}).get(RESUMED_TOKENS, 0)
@@ -154,8 +147,7 @@ def grammar_start(manager: StructuredOutputManager, request: Request, resumed: i
 def reasoning_end(reasoner: Any, ids: Sequence[int], reply_start: int, end_tokens: set[int]) -> int:
     """The position after a reasoning that ends behind `reply_start`.
 
-    vLLM looks for it token by token, and each look walks through all earlier tokens. So the tokens that may mark the
-    end, and those after them, are tried first.
+    vLLM looks token by token, each time through all earlier ones: so what may mark the end is tried first.
     """
     reply = range(reply_start, len(ids))
     likely = [i for i in reply if ids[i] in end_tokens or (i > reply_start and ids[i - 1] in end_tokens)]

@@ -21,12 +21,14 @@ from verl.utils.tracking import RLInsightLogger
 from verl.workers.rollout.replica import RolloutMode
 from verl.workers.rollout.utils import qwen2_5_vl_dedup_image_tokens, run_uvicorn
 from verl.workers.rollout.vllm_rollout import vllm_async_server
+from verl.workers.rollout.vllm_rollout.utils import VLLM_LORA_INT_ID, VLLM_LORA_NAME, VLLM_LORA_PATH
 from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMHttpServer, vLLMReplica
+from vllm.lora.request import LoRARequest
 from vllm.platforms import current_platform
 from vllm.reasoning import ReasoningParserManager
 from vllm.third_party import pynvml
 
-from seamless_verl.config.engine_kwargs import given
+from seamless_verl.config.roles import engine_option
 from seamless_verl.errors import ConfigError
 from seamless_verl.platform.adaptation import rebound
 from seamless_verl.platform.nvml import UtilizationSampler, utilization_sampler
@@ -80,8 +82,7 @@ class SeamlessServer(vLLMHttpServer):  # type: ignore[misc]
     async def run_server(self, args: Any) -> None:
         """Starts the engine, and of vLLM's HTTP API only what a monitor asks for, on the loopback address.
 
-        verl serves all of it on the node's address without a key: past sessions, the journal and the gateway's limits.
-        Where verl has a monitor set up, that asks from another machine.
+        verl serves all of it without a key, past journal and limits. verl's own monitor asks from another machine.
         """
         monitored = self.config.prometheus.enable or RLInsightLogger.enabled()
         serve = partial(serve_only, HTTP_PATHS, None if monitored else LOOPBACK)
@@ -107,6 +108,7 @@ class SeamlessServer(vLLMHttpServer):  # type: ignore[misc]
                 on_busy=self.record_busy,
                 own_logprobs=True,
                 of_drafts=all(recording),
+                lora=LoRARequest(VLLM_LORA_NAME, VLLM_LORA_INT_ID, VLLM_LORA_PATH) if self.lora_as_adapter else None,
                 collapsed=partial(qwen2_5_vl_dedup_image_tokens, processor=self.model_config.processor),
             )
             self.engine_server = await serve_engine(self.source, self._server_address, 0, token=token, replica_id=name)
@@ -167,13 +169,9 @@ class SeamlessServer(vLLMHttpServer):  # type: ignore[misc]
         await self.source.pause(PauseMode(mode))
 
     async def update_weights(self, version: int, weights: Any) -> None:
-        """Pauses, loads these weights and resumes; if it has this version already, it only resumes.
+        """Pauses, loads these weights and resumes; with this version loaded already it only resumes.
 
-        Weights and cache that were put away get their memory back, the cache after the weights are loaded. A replica
-        that kept its weights loads nothing if they are of this version.
-
-        Raises:
-            Exception: whatever prevented the load.
+        Weights and cache that were put away get their memory back, the cache after the weights are loaded.
         """
         async with self.updating:
             if self.loaded == version and WEIGHTS not in self.put_away:
@@ -206,7 +204,8 @@ class SeamlessServer(vLLMHttpServer):  # type: ignore[misc]
                 await self.wake_up(sorted(self.put_away))
             self.loaded, self.put_away = None, frozenset(PARTS)
             await super().sleep()
-            check_replies(await self.engine.collective_rpc("drop_memory"))
+            if not self.lora_as_adapter:  # beside an adapter the model's own weights come from nowhere else
+                check_replies(await self.engine.collective_rpc("drop_memory"))
 
     async def put_cache_away(self) -> None:
         """Puts the KV cache away and keeps the weights; repeats what failed half-way."""
@@ -243,8 +242,8 @@ class SeamlessServer(vLLMHttpServer):  # type: ignore[misc]
     async def _pause_and_load(self, version: int, until_resumed: ExitStack, loading: ExitStack) -> float:
         """Pauses and loads; returns the time at which the engine began to load, on its host's clock.
 
-        The load is sent right after the pause, and the engine runs both in this order. With data parallelism the
-        engines first agree on the step after which all of them pause, so the load is sent after that.
+        The load is sent right behind the pause, and the engine runs both in this order; with data parallelism after it,
+        for the engines first agree on the step after which all of them pause.
         """
 
         async def pause() -> None:
@@ -312,12 +311,12 @@ class SeamlessServer(vLLMHttpServer):  # type: ignore[misc]
     def _preprocess_engine_kwargs(self, engine_kwargs: dict[str, Any]) -> None:
         """Sets our scheduler unless the user set one; with theirs, calls that are cut within a grammar fail."""
         super()._preprocess_engine_kwargs(engine_kwargs)
-        if (own := given(engine_kwargs, "scheduler_cls")) is None:
+        if (own := engine_option(engine_kwargs, "scheduler_cls")) is None:
             engine_kwargs["scheduler_cls"] = SCHEDULER_CLS
-        elif any(given(engine_kwargs, name) is not None for name in KV_STORES):
+        elif any(engine_option(engine_kwargs, name) is not None for name in KV_STORES):
             key, reason = "rollout.engine_kwargs.vllm.scheduler_cls", "would find KV of old weights in a store"
             raise ConfigError(key, own, reason, f"Leave it out, or {' and '.join(KV_STORES)}")
-        if plugin := given(engine_kwargs, "reasoning_parser_plugin"):
+        if plugin := engine_option(engine_kwargs, "reasoning_parser_plugin"):
             ReasoningParserManager.import_reasoning_parser(plugin)
 
     def _get_worker_extension_cls(self) -> str:
@@ -347,7 +346,6 @@ class SeamlessReplica(vLLMReplica):  # type: ignore[misc]
         self.server_class = ray.remote(SeamlessServer)
 
     def get_ray_class_with_init_args(self) -> RayClassWithInitArgs:
-        """The worker beside an engine on a device of its own."""
         return RayClassWithInitArgs(
             cls=ray.remote(SeamlessReplicaWorker),
             rollout_config=self.config,

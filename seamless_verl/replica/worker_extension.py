@@ -1,5 +1,4 @@
-"""verl's extension of vLLM's workers, which also loads weights that are staged in the host's memory, and records the
-model's own logprobs.
+"""verl's extension of vLLM's workers, which also loads weights that are staged in the host's memory.
 
 verl's own code still runs before and after a load, for each kind of model. Only the source of the bytes differs, so
 that an engine pauses for a load and not for a transfer.
@@ -20,7 +19,7 @@ from verl.workers.rollout.vllm_rollout import bucketed_weight_transfer
 from verl.workers.rollout.vllm_rollout.utils import vLLMColocateWorkerExtension
 
 from seamless_verl.platform.adaptation import rebound
-from seamless_verl.platform.vllm_versions import discard_memory
+from seamless_verl.platform.vllm_versions import discard_memory, map_adapters_names
 from seamless_verl.replica.load_plan import PlanCache
 from seamless_verl.replica.own_logprobs import LogprobRecorder, LogprobRecorderV2, record_own_logprobs
 from seamless_verl.runtime.checkpoint_marker import system_id
@@ -136,6 +135,8 @@ class SeamlessWorkerExtension(vLLMColocateWorkerExtension):  # type: ignore[misc
         getattr(self, BEFORE_LOAD, no_preparation)(models, planned=cache.plan is not None)
         receiver = partial(MappedReceiver, weights, bucket_bytes, cache, models)
         adapter = {} if is_model else {"peft_config": staged.peft, "base_sync_done": True}
+        if adapter:
+            map_adapters_names()
         with rebound(bucketed_weight_transfer, BucketedWeightReceiver=receiver):
             self.update_weights_from_ipc(**adapter, use_shm=True)
         assert self.mapped_memory is not None

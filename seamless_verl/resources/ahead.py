@@ -4,20 +4,16 @@ A prompt submitted in step p starts on the weights of version p - 1, and step g 
 that its oldest token is g - p versions old. With at most (S + 1) steps' worth of prompts outstanding when the step
 begins, and the oldest taken first, none is trained more than S versions late: the i-th oldest waits for i // batch
 updates. A prompt submitted later in the step has missed its first updates, and as many fewer may be outstanding. Taking
-a younger group while an older one still generates breaks that order. It is allowed only if every prompt left behind can
-still be trained in time.
+a younger group while an older one still generates is allowed only if every prompt left behind can be trained in time.
 
-The bound says how old a token may be at most; how many steps' worth of prompts are outstanding decides how old most of
-them are. So the run begins with half of what the bound permits, and looks for the least at which engines lose little.
-They lose, while training waits for groups, where they have too few calls for their full rate (`EngineUse`).
-
-What more or less would bring is not tried: how much a few steps lose depends on the long samples that happen to be in
-them, so that a trial would be decided by chance. It follows from what engines would lose with more or fewer calls in
+How many steps' worth are outstanding decides how old most tokens are. So the run begins with half of what the bound
+permits, and looks for the least at which engines lose little: they lose, while training waits for groups, where they
+have too few calls for their full rate (`EngineUse`). What more or less would bring is not tried, since a trial would be
+decided by the long samples that happen to be in it. It follows from what engines would lose with more or fewer calls in
 the same waits. Less is safe only where no step of a window would lose by it, and where the devices that generate are
-busy: that engines have nothing to do while training prepares a batch, as in short steps, is not seen in waits.
+busy: that engines have nothing to do while training prepares a batch is not seen in waits.
 
-Legal transitions of `level` in a run: down by one, until it went up; up by one. So it turns once at most. A resume may
-have another bound: the level is then cut to it.
+Legal transitions of `level` in a run: down by one, until it went up; up by one. A resume cuts it to a smaller bound.
 """
 
 from __future__ import annotations
@@ -116,8 +112,7 @@ class EngineUse:
     def look(self, loads: Sequence[EngineLoad], waiting: int, now: float, ahead: int) -> None:
         """Counts what was lost since the last look; the first look of a wait only begins. `waiting` calls have no slot.
 
-        Calls come from `ahead` + 1 steps' worth of prompts. With another number of steps there would be more or fewer
-        of them in proportion.
+        Calls come from `ahead` + 1 steps' worth of prompts, and are more or fewer in proportion with another number.
         """
         if self._last is not None:
             self._count(self._last[1], loads, waiting / max(1, len(loads)), now - self._last[0], 1 / (ahead + 1))
@@ -202,6 +197,6 @@ class AheadLevel:
         return {"level": self.level, "descends": self.descends}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continues at the level of a checkpoint, as far as the bound now allows; it settles anew."""
+        """Goes on at the level of a checkpoint, as far as the bound now allows; it settles anew."""
         self.descends = bool(state.get("descends", True))
         self._change(max(min(1, self.most), min(int(state["level"]), self.most)))

@@ -1,7 +1,6 @@
 """Machines of a plan and nodes of a cluster: which is which, what is missing, what a run cannot lose. Imports no Ray.
 
-A run survives the loss of a node that only generates, so nothing else is placed there. It needs the nodes of its other
-machines, and that of its task runner and data plane.
+A run survives the loss of a node that only generates, so nothing else is placed there.
 """
 
 from __future__ import annotations
@@ -83,9 +82,8 @@ def machines_of(plan: Plan) -> tuple[Machine, ...]:
 def assign(machines: Sequence[Machine], nodes: Sequence[ClusterNode]) -> dict[int, str]:
     """Node ids by machine number; a machine for which no node has enough free devices is left out.
 
-    The machine with the fewest nodes to choose from comes first, then the larger one. It takes the node with
-    the fewest free devices, of those the one with the fewest further labels, then the first. Machines of one group
-    are taken in their order, so that ranks follow the order of `nodes`.
+    The machine with the fewest nodes to choose from comes first, then the larger one. It takes the node with the fewest
+    free devices, then with the fewest further labels. Ranks of a group follow the order of `nodes`.
     """
     free = {node.node_id: node.free for node in nodes}
     choices = {m.number: sum(node.can_hold(m) for node in nodes) for m in machines}
@@ -187,27 +185,17 @@ def describe_waiting(machines: Sequence[Machine], nodes: Sequence[ClusterNode], 
 CLOCK_S = 30.0  # what a clock may be off: hosts that are synchronized agree to less than a second
 
 
-@dataclass(frozen=True)
-class ClockReading:
-    """What a process's clock said, between two times of this process's clock; seconds since 1970."""
+def describe_clock(name: str, asked: float, clock: float, replied: float) -> str | None:
+    """The warning for a process whose clock said `clock` between two times of this one, in seconds since 1970.
 
-    asked: float
-    clock: float
-    replied: float
-
-    @property
-    def off_s(self) -> float:
-        """By how much that clock is ahead at least, negative if it is behind; 0 while it may be right."""
-        return max(0.0, self.clock - self.replied) + min(0.0, self.clock - self.asked)
-
-
-def describe_clock(name: str, reading: ClockReading) -> str | None:
-    """The warning for a clock that is off; None for one that may be right."""
-    if abs(reading.off_s) <= CLOCK_S:
+    None for a clock that may be right.
+    """
+    off_s = max(0.0, clock - replied) + min(0.0, clock - asked)  # by how much it is ahead at least; behind if negative
+    if abs(off_s) <= CLOCK_S:
         return None
-    there, here = (time.strftime("%H:%M:%S", time.gmtime(at)) for at in (reading.clock, reading.replied))
-    more = "ahead" if reading.off_s > 0 else "behind"
+    there, here = (time.strftime("%H:%M:%S", time.gmtime(at)) for at in (clock, replied))
+    more = "ahead" if off_s > 0 else "behind"
     return (
-        f"the clock of {name} is {abs(reading.off_s):.0f} s {more}: {there} UTC there, {here} UTC here. Times in logs, "
+        f"the clock of {name} is {abs(off_s):.0f} s {more}: {there} UTC there, {here} UTC here. Times in logs, "
         "in the journal and of devices do not agree; synchronize the clocks of the nodes (chrony, ntpd)"
     )

@@ -4,15 +4,13 @@ All sizes are one process's share. The sources:
 - weights, gradients, optimizer: Megatron-Core's table for its distributed optimizer (docs, `dist_optimizer`):
   bf16 weights (2), fp32 gradients (4), and fp32 weights and two moments (12) divided among the data-parallel
   ranks, which is ZeRO's K = 12 (Rajbhandari et al. 2020, arXiv 1910.02054, section 3.1);
-- activations: Korthikanti et al. 2022 (arXiv 2205.05198), section 4, counted for what models have today: RMSNorm,
-  gated MLPs, grouped queries, fused attention that keeps no scores, no dropout. A token of a layer keeps
-  2 bytes of: both norms' inputs and outputs (4 hidden), query, key, value, attention's output (2 qkv at most),
-  and four inner widths of the MLP. Full recomputation keeps the layer's input, and one layer at a time.
-  Layers in plain torch (`platform=accelerator_without_te`) keep PLAIN_LAYERS times as much: copies of keys and values
-  for each head, queries and keys before their norms, a fifth inner width of the MLP. Measured on an H100 with
-  Qwen3-0.6B's layers: 69.9 KB a token and layer, where this counts 49.2 (tests/gpu/README.md).
-  Pipelining does not lessen them: the first of p stages keeps p micro-batches of 1/p of the layers.
-  Logits are kept in fp32, and so is their gradient (its section 4.3: 4sbv, twice);
+- activations: Korthikanti et al. 2022 (arXiv 2205.05198), section 4, counted for RMSNorm, gated MLPs, grouped queries,
+  fused attention that keeps no scores, no dropout. A token of a layer keeps 2 bytes of: both norms' inputs and outputs
+  (4 hidden), query, key, value, attention's output (2 qkv at most), and four inner widths of the MLP. Full
+  recomputation keeps the layer's input, and one layer at a time. Layers in plain torch
+  (`platform=accelerator_without_te`) keep PLAIN_LAYERS times as much, measured on an H100 with Qwen3-0.6B's layers:
+  69.9 KB a token and layer, where this counts 49.2 (tests/gpu/README.md). Pipelining does not lessen them: the first of
+  p stages keeps p micro-batches of 1/p of the layers. Logits and their gradient are in fp32 (section 4.3: 4sbv, twice);
 - KV cache: 2 x layers x kv heads x head size x bytes a token (`ModelFacts.cache_width`);
 - transfer to replicas on devices of their own: two buckets on each device of the trainer and of these replicas, one
   filled while the other is sent (verl/checkpoint_engine/nccl_checkpoint_engine.py `prepare`); a load from the host's
@@ -23,15 +21,14 @@ All sizes are one process's share. The sources:
 
 The peak is the largest of three phases of a step. On a device that trains and generates: while it generates, the
 trainer's state stays unless it is offloaded; while weights are staged, sent or loaded, it holds the trainer's weights,
-the engine, which may generate meanwhile and so has its cache, and the buckets; while it trains, it holds nothing of an
-engine that was released, or only its weights (`cache_only`). In verl's own modes an engine has no cache yet when it
-receives weights (verl/workers/engine_workers.py `update_weights`).
+the engine, which may have its cache, and the buckets; while it trains, it holds nothing of an engine that was released,
+or only its weights (`cache_only`). In verl's own modes an engine has no cache yet when it receives weights
+(verl/workers/engine_workers.py `update_weights`).
 
 Of a machine's memory, by what needs it:
 - staged weights: one copy of a version on each host that loads it (weights/staging.py), in the trainer's dtype. The
-  next version is written over it. The trainer's hosts stage it where replicas share the trainer's devices; else only
-  the host of rank 0 does. Replicas on devices of their own map the copy of their host; where there is none it is sent,
-  and the host keeps one for all of them;
+  trainer's hosts stage it where replicas share the trainer's devices; else only the host of rank 0 does, and other
+  hosts keep one copy of what they are sent;
 - offloaded: what the trainer's ranks put away (`param_offload`, `optimizer_offload`), each its own share, pinned;
 - the optimizer, or a share of it, where Megatron keeps and updates it on the host (`optimizer_cpu_offload`);
 - engine copies: weights that engines keep in the host's memory while they sleep (vLLM's sleep level 1);

@@ -57,7 +57,7 @@ class ParallelSizes:
         way_out = f"Lower it, or give train a multiple of {self.model} devices"
         if world % self.model:
             axes = f"TP {self.tensor} x PP {self.pipeline} x CP {self.context} = {self.model}"
-            raise ConfigError(*self._largest(), f"{axes} does not divide {devices}", way_out)
+            raise ConfigError(*self.largest(), f"{axes} does not divide {devices}", way_out)
         if world % self.experts:
             axes = f"expert TP {self.expert_tensors} x EP {self.expert} x PP {self.pipeline} = {self.experts}"
             way_out = f"Lower it, or give train a multiple of {self.experts} devices"
@@ -65,7 +65,8 @@ class ParallelSizes:
             raise ConfigError(key, self.expert, f"{axes} does not divide {devices}", way_out)
         check_unit(TENSOR, self.tensor, groups, "a tensor-parallel group")
 
-    def _largest(self) -> tuple[str, int]:
+    def largest(self) -> tuple[str, int]:
+        """The key of the largest axis, and its size."""
         pipeline = f"{MEGATRON}.pipeline_model_parallel_size"
         axes = {TENSOR: self.tensor, pipeline: self.pipeline, self.context_key: self.context}
         return max(axes.items(), key=lambda axis: axis[1])

@@ -1,18 +1,16 @@
 """Places trainer ranks, replicas and roles on numbered devices, and derives verl's own fields from that.
 
-- Device numbers run through the groups in the user's order, machine by machine. The trainer's ranks begin with
-  the devices that also generate, because verl gives the replica of rank r the trainer's ranks from r x size on
-  (verl/workers/rollout/replica.py `init_hybrid`).
-- verl gives every optional role a whole pool, and a pool's bundles take whole devices. So the machines of a role
-  are either all of the trainer's, or none that trains or generates.
-- verl's fields for the number of machines are derived, so that no machine is described twice. verl sees a pool as
-  a rectangle, nodes x devices a node. A pool of machines that are not alike is given as the rectangle of the same
-  size whose rows divide every machine; the pool manager places the real machines.
+- Device numbers run through the groups in the user's order, machine by machine. The trainer's ranks begin with the
+  devices that also generate: verl gives the replica of rank r the trainer's ranks from r x size on (`init_hybrid`).
+- verl gives every optional role a whole pool, whose bundles take whole devices. So the machines of a role are either
+  all of the trainer's, or none that trains or generates.
+- verl sees a pool as a rectangle, nodes x devices a node. One of machines that are not alike is given as the rectangle
+  of the same size whose rows divide every machine; the pool manager places the real machines.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from math import gcd
@@ -65,13 +63,15 @@ class PlannedReplica:
 
 
 def all_devices(resources: Resources) -> tuple[PlannedDevice, ...]:
-    return tuple(_devices(resources))
+    machines = [group for group in resources.groups for _ in range(group.count)]
+    places = [(group, node, place) for node, group in enumerate(machines) for place in range(group.devices)]
+    return tuple(PlannedDevice(i, group.name, node, place, group.tags) for i, (group, node, place) in enumerate(places))
 
 
 def trainer_ranks(resources: Resources, devices: tuple[PlannedDevice, ...]) -> tuple[int, ...]:
     """Device numbers in the order of the trainer's ranks."""
     order = (*trains_and_generates(resources), *resources.tagged(TRAIN, without=ROLLOUT))
-    return tuple(device.number for group in order for device in devices if device.group == group.name)
+    return tuple(number for group in order for number in _device_numbers(devices, [group]))
 
 
 def trains_and_generates(resources: Resources) -> tuple[MachineGroup, ...]:
@@ -81,30 +81,13 @@ def trains_and_generates(resources: Resources) -> tuple[MachineGroup, ...]:
 def all_replicas(resources: Resources, devices: tuple[PlannedDevice, ...], size: int) -> tuple[PlannedReplica, ...]:
     """Replicas of `size` devices each, hybrid ones first, as verl ranks them; `size` fits every group."""
     found: list[PlannedReplica] = []
-    kinds = (
-        (ReplicaKind.HYBRID, trains_and_generates(resources)),
-        (ReplicaKind.STANDALONE, resources.tagged(ROLLOUT, without=TRAIN)),
-    )
-    for kind, groups in kinds:
-        for group in groups:
-            numbers = [device.number for device in devices if device.group == group.name]
-            starts = range(0, len(numbers), size)
-            per_node = min(size, group.devices)
-            found += [
-                PlannedReplica(len(found) + i, kind, tuple(numbers[start : start + size]), per_node)
-                for i, start in enumerate(starts)
-            ]
+    for group in (*trains_and_generates(resources), *resources.tagged(ROLLOUT, without=TRAIN)):
+        kind = ReplicaKind.HYBRID if TRAIN in group.tags else ReplicaKind.STANDALONE
+        numbers = _device_numbers(devices, [group])
+        for start in range(0, len(numbers), size):
+            own, per_node = numbers[start : start + size], min(size, group.devices)
+            found.append(PlannedReplica(len(found), kind, own, per_node))
     return tuple(found)
-
-
-def _devices(resources: Resources) -> Iterator[PlannedDevice]:
-    number = node = 0
-    for group in resources.groups:
-        for _ in range(group.count):
-            for place in range(group.devices):
-                yield PlannedDevice(number, group.name, node, place, group.tags)
-                number += 1
-            node += 1
 
 
 TRAINER_POOL = "global_pool"  # verl's name

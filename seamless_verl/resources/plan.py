@@ -1,8 +1,7 @@
 """The placement plan: which device does what, before anything starts.
 
-Invariant: numbers of devices run from 0; replicas are disjoint and never lie on two groups; a hybrid
-replica's devices are the trainer's ranks [rank x size, (rank + 1) x size). `plan_to_json` writes a plan for
-other programs.
+Invariant: numbers of devices run from 0; replicas are disjoint and never lie on two groups; a hybrid replica's devices
+are the trainer's ranks [rank x size, (rank + 1) x size).
 """
 
 from __future__ import annotations
@@ -87,18 +86,23 @@ class Plan:
 
     def check_integrity(self) -> None:
         """Raises IntegrityError when a device is counted twice, or not as its tags say."""
+
+        def check_equal(law: str, expected: int, found: int) -> None:
+            if expected != found:
+                raise IntegrityError(law, expected, found)
+
         numbers = [n for replica in self.replicas for n in replica.devices]
-        _equal("devices of replicas are distinct", len(numbers), len(set(numbers)))
+        check_equal("devices of replicas are distinct", len(numbers), len(set(numbers)))
         tagged = sum(ROLLOUT in device.tags for device in self.devices)
-        _equal("every device tagged rollout is in a replica", tagged, len(numbers))
+        check_equal("every device tagged rollout is in a replica", tagged, len(numbers))
         tagged = sum(TRAIN in device.tags for device in self.devices)
-        _equal("every device tagged train is a rank of the trainer", tagged, len(set(self.trainer.devices)))
+        check_equal("every device tagged train is a rank of the trainer", tagged, len(set(self.trainer.devices)))
         size = self.trainer.tensor * self.trainer.pipeline * self.trainer.context * self.trainer.data
-        _equal("the trainer's axes multiply to its ranks", len(self.trainer.devices), size)
+        check_equal("the trainer's axes multiply to its ranks", len(self.trainer.devices), size)
         for replica in self.replicas_of(ReplicaKind.HYBRID):
             start = replica.rank * len(replica.devices)
             ranks = self.trainer.devices[start : start + len(replica.devices)]
-            _equal(f"hybrid replica {replica.rank} is on its ranks", 0, int(ranks != replica.devices))
+            check_equal(f"hybrid replica {replica.rank} is on its ranks", 0, int(ranks != replica.devices))
 
 
 def make_plan(
@@ -155,11 +159,6 @@ def _peaks(
         peak = device_peak(facts, roles, sizes, world, replica)
         found.append(DevicePeak(device.number, peak.phase, peak.parts, peak.may_add))
     return tuple(found)
-
-
-def _equal(law: str, expected: int, found: int) -> None:
-    if expected != found:
-        raise IntegrityError(law, expected, found)
 
 
 FORMAT = 1

@@ -1,8 +1,4 @@
-"""Parses `seamless.resources`: groups of machines with capability tags, and the layout that follows from them.
-
-Invariant: parsed `Resources` have at least one group, distinct names, positive counts, known keys, a
-machine tagged `train` and one tagged `rollout`.
-"""
+"""Parses `seamless.resources`: groups of machines with capability tags, and the layout that follows from them."""
 
 from __future__ import annotations
 

@@ -3,10 +3,8 @@
 At `max_staleness` 0 a step waits for its longest sample while engines run nearly empty. With tail batching (RollPacker,
 arXiv 2509.21009) a step begins a few more prompts than it trains and trains the groups that finish first. The prompts
 left over are deferred: what they generated is dropped, and they begin again in a later step that is made of deferred
-prompts only, without extra ones, and waits for all of them. So every token is of the step's own weights.
-
-Dropping alone would train short prompts more often than long ones. Here a step fills up with deferred prompts before it
-draws from the next epoch, or where the run would end without them.
+prompts only, without extra ones, and waits for all of them. Dropping alone would train short prompts more often. So a
+step fills up with deferred prompts before it draws from the next epoch, or where the run would end without them.
 
 Invariants:
 - Every prompt drawn from the data is outstanding, deferred, trained, or dropped for a reason of its own.
@@ -19,21 +17,6 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
-
-
-@dataclass(frozen=True)
-class DrawView:
-    """What a draw is decided by, in prompts: `needed` are those that the step lacks beyond its outstanding ones.
-
-    `to_train` are the needed ones and those of all later steps of the run, `epoch` is the size of the data set. The
-    draw at a step's begin, `begins`, may take more than are needed; a later one is in the place of groups that were
-    dropped.
-    """
-
-    needed: int
-    to_train: int
-    epoch: int
-    begins: bool = True
 
 
 @dataclass(frozen=True)
@@ -57,16 +40,22 @@ class TailBatching:
         self.drawn = 0
         self.begun_again = self.tail_steps = 0
 
-    def decide(self, view: DrawView) -> Draw:
-        """The draw; the prompts that begin again are deferred no longer."""
-        again = self._again(view)
-        if view.begins and again == view.needed and self.extra:
-            self.tail_steps += 1
+    def decide(self, needed: int, to_train: int, epoch: int, begins: bool = True) -> Draw:
+        """The draw where a step lacks `needed` prompts beyond its outstanding ones; those that begin again are deferred
+        no longer.
+
+        `to_train` are the needed ones and those of all later steps of the run, `epoch` is the size of the data set. The
+        draw at a step's begin, `begins`, may take more than are needed; a later one replaces dropped groups.
+        """
+        fresh_left = self._fresh_allowed(to_train, epoch)
+        waiting = len(self.deferred)
+        again = needed if not self.extra or (begins and waiting >= needed) else max(0, needed - fresh_left)
+        again = min(waiting, again)
+        self.tail_steps += bool(begins and again == needed and self.extra)
         names, self.deferred = tuple(self.deferred[:again]), self.deferred[again:]
         self.begun_again += again
-        extra = self.extra if view.begins and not again else 0
-        wanted = view.needed - again + extra
-        return Draw(max(view.needed - again, min(wanted, self._fresh_allowed(view))), names)
+        wanted = needed - again + (self.extra if begins and not again else 0)
+        return Draw(max(needed - again, min(wanted, self._fresh_allowed(to_train, epoch))), names)
 
     def drew(self, prompts: int) -> None:
         """So many prompts were drawn from the data."""
@@ -82,18 +71,12 @@ class TailBatching:
         self.deferred = [name for name in self.deferred if name in names]
         self.deferred += [name for name in names if name not in self.deferred]
 
-    def _again(self, view: DrawView) -> int:
-        waiting = len(self.deferred)
-        if not self.extra or (view.begins and waiting >= view.needed):
-            return min(waiting, view.needed)
-        return min(waiting, max(0, view.needed - self._fresh_allowed(view)))
-
-    def _fresh_allowed(self, view: DrawView) -> int:
+    def _fresh_allowed(self, to_train: int, epoch: int) -> int:
         """Fresh prompts that leave room for every deferred one in this epoch and this run."""
-        left = -self.drawn % view.epoch
+        left = -self.drawn % epoch
         if not left and not self.deferred:
-            left = view.epoch
-        return max(0, min(left, view.to_train - len(self.deferred)))
+            left = epoch
+        return max(0, min(left, to_train - len(self.deferred)))
 
     def metrics(self) -> dict[str, float]:
         return {

@@ -1,8 +1,7 @@
 """The accelerators of this machine that a run may use: what its driver lists, and CUDA_VISIBLE_DEVICES.
 
-CUDA takes the variable's entries as indices or UUIDs, gives the devices that order, and silently ends the list at the
-first entry that names no device. Here such a list is refused. Parts of a device (MIG) are refused too: NCCL takes one
-part of a device at most, and what the driver says of memory is the whole device's.
+CUDA silently ends the list at the first entry that names no device: here such a list is refused. So are parts of a
+device (MIG): NCCL takes one part of a device at most, and what the driver says of memory is the whole device's.
 """
 
 from __future__ import annotations

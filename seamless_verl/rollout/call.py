@@ -1,22 +1,17 @@
 """Generation calls, each of which runs to its end over as many replicas and pauses as it takes.
 
-`Calls` runs them over a fleet; `CallProgress` is the state of one call between two requests to replicas.
-
 Invariants:
 - Every call that began is running or has exactly one outcome; one whose client left is CANCELLED.
 - A call holds a slot from before its request is sent until the engine has ended it or it was aborted.
-- Calls wait in the order of precedence.py, also after a cut: of prompts of equal age, older conversations end before
-  newer ones begin.
-- `produced` has the ids of all chunks in order, after those that the call began with. The prompt of each request is
-  the call's prompt and `produced`, and its budgets are those of the call less what is produced.
+- Calls wait in the order of precedence.py, also after a cut.
+- `produced` has the ids of all chunks in order, after those that the call began with. The prompt of each request is the
+  call's prompt and `produced`, and its budgets are those of the call less what is produced.
 - A call's `finish` is set once.
 - The time in which a call of a session waits for a slot, or is on a paused replica, is counted for its session.
 
 A continuation does not carry everything. The engine sees the produced tokens as prompt, so presence and frequency
-penalties, which count generated tokens only, restart unless the engine reads `resumed_tokens`. The state of a grammar
-is not carried either; with `grammars_resume` the engines advance a new grammar over the resumed tokens. Without it, a
-call that was cut within a grammar after its first token fails with that reason, since completed text could break the
-grammar.
+penalties restart unless it reads `resumed_tokens`. A grammar is carried only with `grammars_resume`, by which engines
+advance a new one over these tokens; without it, a call that was cut within a grammar fails with that reason.
 """
 
 from __future__ import annotations
@@ -60,7 +55,8 @@ class Call:
     used. `group` is the prompt whose samples the trainer takes together, "" for none. `produced` int32 has what the
     call generated before the process that ran it died: it continues after these tokens, within its budget. `timed`
     calls are of a session whose agent has a time limit, those of a `validation` are counted apart as well. `media` go
-    to the engine as they are.
+    to the engine as they are. `routes_from` asks for routes, as in EngineRequest; where tokens were `produced`, for
+    those of the tokens that follow.
     """
 
     call_id: str
@@ -72,6 +68,7 @@ class Call:
     group: str = ""
     validation: bool = False
     media: bytes = b""
+    routes_from: int | None = None
 
     @property
     def affinity(self) -> str:
@@ -97,14 +94,16 @@ class CallProgress:
         return self._place.continuing() if self.produced else self._place
 
     def next_request(self) -> EngineRequest:
-        """The next request: the prompt with all that is produced, and the remaining budget."""
+        """The prompt with all that is produced, and the remaining budget."""
         name = f"{self.call.call_id}#{self._attempts}"
         self._attempts, self._resumed_tokens = self._attempts + 1, len(self.produced)
         self.since = time.monotonic()
-        beside = (len(self.produced), self.call.key, self.place.priority, self.call.media)
-        if not self.produced:
-            return EngineRequest(name, self.call.prompt_ids, self.call.sampling, *beside)
-        return EngineRequest(name, self.call.prompt_ids + self.produced, self._remaining_sampling(), *beside)
+        prompt_ids, sampling, routes_from = self.call.prompt_ids, self.call.sampling, self.call.routes_from
+        if self.produced:
+            prompt_ids, sampling = prompt_ids + self.produced, self._remaining_sampling()
+            routes_from = routes_from and len(prompt_ids)  # what is produced keeps its routes
+        beside = (len(self.produced), self.call.key, self.place.priority, self.call.media, routes_from)
+        return EngineRequest(name, prompt_ids, sampling, *beside)
 
     def add(self, chunk: TokenChunk) -> TokenChunk | None:
         """Adds an engine's chunk; returns the chunk for the caller, None if it has nothing for the caller."""
@@ -118,10 +117,6 @@ class CallProgress:
             reason = f"replica {chunk.replica} says: {chunk.stop_reason}"
             return replace(chunk, stop_reason=None, error=CallRefusedError(self.call.call_id, reason))
         return chunk if chunk.ids or self.finish else None
-
-    def end_if_complete(self) -> TokenChunk | None:
-        """Before the first request: the last chunk of a call that used up its budget in an earlier process."""
-        return self.end_if_cannot_continue(None) if self.produced else None
 
     def end_if_cannot_continue(self, unexplained: str | None) -> TokenChunk | None:
         """After a cut: the call's last chunk if it cannot continue.
@@ -205,8 +200,8 @@ class Calls:
         self._begun += 1
         self._running.add(progress)
         try:
-            if (last := progress.end_if_complete()) is not None:
-                yield last
+            if progress.produced and (last := progress.end_if_cannot_continue(None)) is not None:
+                yield last  # it used up its budget in an earlier process
             while progress.finish is None:
                 async with aclosing(self._attempt(progress, prompt, waiting)) as chunks:
                     async for chunk in chunks:
@@ -230,7 +225,7 @@ class Calls:
         self._order.group_began(group, self._fleet.committed)
 
     def session_ended(self, key: str) -> None:
-        """No further call of this session comes: what its calls waited and their order are not kept."""
+        """No further call of this session comes."""
         self.paused_time.forget(key)
         self._order.conversation_ended(key)
 
@@ -286,12 +281,6 @@ class Calls:
         if self._begun != (accounted := len(self._running) + self._ended.total()):
             raise IntegrityError("calls running + ended", self._begun, accounted)
 
-    def _foresee(self, progress: CallProgress, prompt: str) -> None:
-        """Before a call gives its slot back: others that begin with its `prompt`, "" for none, may be as long."""
-        if prompt and progress.finish in (Finish.STOP, Finish.LENGTH):
-            self._order.lengths.add(prompt, len(progress.produced))
-            self._fleet.slots.foresee(prompt, self._order.lengths.shortness(prompt))
-
     async def _attempt(
         self, progress: CallProgress, prompt: str, waiting: WaitingCall
     ) -> AsyncGenerator[TokenChunk, None]:
@@ -311,7 +300,9 @@ class Calls:
                     chunk = await anext(chunks, SILENT_CUT)
                     visible = progress.add(chunk)
                     if (finish_reason := chunk.finish_reason) is not None:
-                        self._foresee(progress, prompt)
+                        if prompt and progress.finish in (Finish.STOP, Finish.LENGTH):
+                            self._order.lengths.add(prompt, len(progress.produced))  # others may be as long
+                            self._fleet.slots.foresee(prompt, self._order.lengths.shortness(prompt))
                         replica = slot.replica.replica_id
                         unexplained = f"cut by replica {replica}, which was not paused" if slot.unexplained else None
                         progress.holds = ""

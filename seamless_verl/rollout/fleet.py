@@ -5,8 +5,7 @@ Invariants:
 - Operations on one replica follow each other; its death interrupts the running one.
 - An operation that takes calls off a replica has the engine cut them first, so that all their tokens are on the way.
 - Routing to a replica stops before it is paused, and starts again after it was resumed.
-
-A `keep` pause leaves calls attached: they continue at the resume, with new weights if there was a sync.
+- A `keep` pause leaves calls attached: they continue at the resume, with new weights if there was a sync.
 """
 
 from __future__ import annotations
@@ -86,8 +85,7 @@ class Fleet:
     def commit(self, version: int) -> None:
         """Allows these weights to be served from now on; raises ValueError for an older version.
 
-        Replicas with older ones take no more calls until their update, so that no prompt submitted from now on is
-        answered from weights that are older.
+        Replicas with older ones take no more calls until their update, so that no prompt is answered from them.
         """
         if version < self.committed:
             raise ValueError(f"version={version} is older than the committed {self.committed}; commit a newer one")
@@ -121,10 +119,9 @@ class Fleet:
         state: ReplicaState | None = None,
         version: int | None = None,
     ) -> None:
-        """Adds a replica, also in place of a dead one.
+        """Adds a replica, also in place of a dead one: STALE, or SERVING if it has the committed `version`.
 
-        A new one is STALE, or SERVING if it has the committed `version`. One that is reconnected, also by a later
-        process, is in the `state` in which it was found.
+        One that is reconnected, also by a later process, is in the `state` in which it was found.
 
         Raises:
             ValueError: the id is in use, the capacity is below 1, or the state does not go with the version.
@@ -216,11 +213,7 @@ class Fleet:
         return await self._each(ids, SYNCING, "begin_sync", run, pauses_first=True)
 
     async def end_sync(self, ids: Collection[str], version: int) -> list[str]:
-        """SYNCING to SERVING: it has these weights now.
-
-        Raises:
-            ReplicaVersionError: `version` is not the committed one; the replicas are still SYNCING.
-        """
+        """SYNCING to SERVING: it has these weights now; raises ReplicaVersionError unless `version` is committed."""
         self.check_committed(ids, version)
         return await self._each(ids, SERVING, "end_sync", lambda replica: self._resume(replica, "end_sync", version))
 

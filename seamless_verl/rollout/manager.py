@@ -1,14 +1,11 @@
-"""The rollout manager: the trainer's commands over a fleet of replicas.
-
-It pauses and resumes replicas, has them release and reclaim their memory, commits a weight version and updates the
-weights of replicas. Each command may be repeated, also to another process that continues with the fleet.
+"""The rollout manager: the trainer's commands over a fleet of replicas, each of which may be repeated.
 
 Invariants:
 - Commands follow each other, but those for other replicas go on beside a load: `update_weights` is a command at its
   begin and at its end. Commands for a replica that loads wait; it may still be interrupted by its death.
 - Before each command lost replicas are reconnected, so that none misses it.
-- The effect of a command is in the snapshot before the command returns. A command that did not return is repeated, and
-  is then completed. Repeating one that returned changes nothing and gives the same result.
+- The effect of a command is in the snapshot before the command returns. A command that did not return is repeated, also
+  to another process, and is then completed. Repeating one that returned gives the same result.
 - If several data planes share the replicas, the first of them commands their engines. The others stop routing to a
   replica before the first stops it, and start again after the first has resumed it.
 """
@@ -43,8 +40,7 @@ GIVEN_UP_ELSEWHERE = "the first data plane gave it up for being late"
 class ReplicaSnapshot:
     """A replica after the last command. SERVING also stands for PAUSED; only then `version` is known.
 
-    `lost`: it was not connected during that command, and missed it. Of all that it missed, `state` has the end of a
-    release.
+    `lost`: it was not connected during that command, and missed it, but for the end of a release.
     """
 
     state: ReplicaState
@@ -54,12 +50,12 @@ class ReplicaSnapshot:
 
 @dataclass
 class FleetSnapshot:
-    """The state of a fleet that another process needs to continue with it, or this one after a lost connection.
+    """What another process needs to continue with a fleet, or this one after a lost connection.
 
-    A replica's server reports the version of its weights and whether it is paused. It does not know the rest, which is
-    here: the state that commands brought it to, and why it is paused. `training` replicas are paused because training
-    has their device, `quiesced` ones because another data plane is about to stop them. `last_release` is the number of
-    the last order to release memory, and its result. `abandoned` replicas are dead and not started again.
+    A replica's server reports the version of its weights and whether it is paused. The rest is here: the state that
+    commands brought it to, and why it is paused. `training` replicas are paused because training has their device,
+    `quiesced` ones because another data plane is about to stop them. `last_release` is the number of the last order to
+    release memory, and its result. `abandoned` replicas are dead and not started again.
     """
 
     committed: int = 0
@@ -80,16 +76,13 @@ class FleetSnapshot:
                 self.replicas[replica.replica_id].lost = True
 
     def end_release(self, ids: Iterable[str]) -> None:
-        """The memory of these is back, which are not connected: one that returns is not taken for released."""
+        """The memory of these, which are not connected, is back: one that returns is not taken for released."""
         for name in ids:
             if name in self.replicas and self.replicas[name].state is RELEASED:
                 self.replicas[name].state = STALE
 
     def take_back(self, replica_id: str) -> None:
-        """A replica returns that was given up: whatever the last commands did to it, its weights are not known now.
-
-        One that is released stays so until its memory is back.
-        """
+        """A replica returns that was given up: its weights are not known now. One that is released stays so."""
         stored = self.replicas.get(replica_id)
         if stored is not None and stored.state is not RELEASED:
             self.replicas[replica_id] = ReplicaSnapshot(STALE, lost=True)
@@ -99,8 +92,8 @@ class FleetSnapshot:
     ) -> tuple[ReplicaState, int | None]:
         """The state, with its version, of a replica whose server reports these weights and this pause.
 
-        A replica that was not connected during a command may have missed an update, so its version counts only if it is
-        the committed one. A connected replica may have an older version until its turn in an update.
+        One that was not connected during a command may have missed an update, so its version counts only if it is the
+        committed one. A connected replica may have an older version until its turn in an update.
         """
         stored = self.replicas.get(replica_id, ReplicaSnapshot(STALE))
         if stored.state is not SERVING:
@@ -108,11 +101,6 @@ class FleetSnapshot:
         if stored.version != version or (stored.lost and version != self.committed):
             return STALE, None
         return (SERVING if paused is None else PAUSED), version
-
-
-async def _nothing(*_: Any) -> bool:
-    """For a manager without connections to restore, or without other data planes."""
-    return False
 
 
 def command(
@@ -142,8 +130,8 @@ class RolloutManager:
         snapshot: FleetSnapshot,
         *,
         save: Callable[[], Awaitable[None]],
-        reconnect: Callable[[], Awaitable[bool]] = _nothing,
-        forward: Callable[..., Awaitable[object]] = _nothing,
+        reconnect: Callable[[], Awaitable[bool]],
+        forward: Callable[..., Awaitable[object]],
     ) -> None:
         self.fleet, self.snapshot = fleet, snapshot
         self._save, self._reconnect, self._forward = save, reconnect, forward
@@ -168,10 +156,10 @@ class RolloutManager:
 
     @command
     async def pause(self, ids: Collection[str], cut: Collection[str] = ()) -> dict[str, int]:
-        """Training takes their devices: generation stops, their calls freeze in the engine until `resume`.
+        """Training takes their devices: their calls freeze in the engine until `resume`, but are cut in replicas of
+        `cut`.
 
-        Those of the replicas in `cut` are cut instead: they continue on others, or wait for a slot. Returns how many
-        calls each had.
+        Returns how many calls each had.
         """
         self._train_on(self.snapshot.training | set(ids))
         loads = self._loads(ids)
@@ -201,8 +189,8 @@ class RolloutManager:
     async def release_memory(self, ids: Collection[str], order: int = 0) -> dict[str, int]:
         """Cuts their calls, which continue elsewhere or wait; then their memory may be released.
 
-        Returns the replicas that this command released, with how many calls each had. A repeated `order` above 0 gives
-        the same result.
+        Returns the replicas that this command released, with how many calls each had; a repeated `order` above 0 the
+        same.
         """
         released: dict[str, int] = {}
 
@@ -235,8 +223,7 @@ class RolloutManager:
     async def commit(self, version: int) -> None:
         """Allows the weights of `version` to be served; a replica serves older ones until its update.
 
-        Raises:
-            ValueError: `version` is older than the committed one.
+        Raises ValueError where it is older than the committed one.
         """
         async with self.exclusive(self.fleet):
             self.fleet.commit(version)
@@ -247,10 +234,8 @@ class RolloutManager:
         """Loads the committed weights into these replicas; each pauses only while it loads.
 
         Returns those that then have the weights; they serve unless training has their device. A replica that cannot
-        load is STALE, and its calls continue elsewhere.
-
-        Raises:
-            ReplicaVersionError: `version` is not the committed one.
+        load is STALE, and its calls continue elsewhere. Raises ReplicaVersionError unless `version` is the committed
+        one.
         """
 
         async with self.exclusive(ids):
@@ -314,8 +299,7 @@ class RolloutManager:
     async def end_sync(self, ids: Collection[str], version: int) -> list[str]:
         """Ends a sync: they have the committed weights, and serve unless training has their device.
 
-        Raises:
-            ReplicaVersionError: `version` is not the committed one.
+        Raises ReplicaVersionError unless `version` is the committed one.
         """
         await self.fleet.end_sync(self.in_state(ids, SYNCING), version)
         self._end_quiesce(ids)
@@ -333,10 +317,10 @@ class RolloutManager:
         return self.in_state(ids, STALE)
 
     async def lose(self, ids: Collection[str]) -> None:
-        """Closes the connections to these replicas: their calls continue elsewhere.
+        """Closes the connections to replicas that the first data plane gave up for being late; their calls continue
+        elsewhere.
 
-        The first data plane gave them up for being late. Their engines may hang while their servers reply, so that
-        nothing else would tell the others.
+        Their engines may hang while their servers reply, so that nothing else would tell the others.
         """
         async with self._turn:
             for name in ids:

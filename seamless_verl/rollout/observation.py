@@ -1,7 +1,4 @@
-"""What the data planes see of generation at one moment, for the lending policy and the watchdog. Pure data.
-
-Calls are generations that an agent requested; tokens count since a data plane's process began.
-"""
+"""What the data planes see of generation at one moment, for the lending policy and the watchdog. Pure data."""
 
 from __future__ import annotations
 
@@ -72,8 +69,8 @@ def merged(observations: Iterable[RolloutObservation]) -> RolloutObservation:
 class LengthForecast:
     """How many tokens a running call still has to generate, foreseen from the last `REMEMBERED` calls that ended.
 
-    The forecast is the mean residual life of their lengths: of all calls that grew longer than this one is now, the
-    mean of what they had still to go. A call that is longer than all of them is taken to be half done.
+    It is the mean residual life: of all calls that grew longer than this one is now, the mean of what they had still to
+    go. A call that is longer than all of them is taken to be half done.
     """
 
     def __init__(self) -> None:
@@ -99,9 +96,8 @@ class LengthForecast:
 
 
 class CallWait(NamedTuple):
-    """A call of the session `key` and the prompt `group`: since its last token, or since it waits for a slot.
-
-    `replica` is where it has a slot, "" while it waits for one.
+    """A call of the session `key` and the prompt `group`: since its last token, or since it waits for a slot ("" as
+    `replica`).
     """
 
     call_id: str
@@ -113,10 +109,8 @@ class CallWait(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class CacheUse:
-    """Counts of one engine since it listens.
-
-    `prompt_tokens` of its requests, of which `cached_tokens` were in the cache; the others were computed. `preempted`
-    requests lost their blocks because the cache was full, and are computed again.
+    """Counts of one engine since it listens: tokens of prompts, those of them that were in the cache, and preempted
+    requests, whose blocks were lost and are computed again.
     """
 
     prompt_tokens: int = 0
@@ -125,8 +119,6 @@ class CacheUse:
 
 
 class CacheUseOfAll:
-    """The sum over all engines that were looked at. Owned state: it, and the last counts of each engine."""
-
     def __init__(self) -> None:
         self._last: dict[str, CacheUse] = {}
         self._prompt_tokens = self._cached_tokens = self._preempted = 0

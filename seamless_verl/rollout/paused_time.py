@@ -1,11 +1,10 @@
-"""How long the calls of each session waited because no replica worked on them.
+"""How long the calls of each session waited because no replica worked on them: no slot, or a paused replica.
 
-A call waits while it has no slot, and while the replica that it has one on is paused, for a weight update or for
-training. An agent's time limit does not count these seconds, since the agent can do nothing about them.
+An agent's time limit does not count these seconds, since the agent can do nothing about them.
 
-Invariants: the seconds of a session are those in which at least one of its calls waited, each counted once. What is
-counted never becomes less until the session is forgotten. Whoever carries the seconds over restarts of this process
-itself asks for `seconds`; the others for `total`, which begins with what an earlier process stored.
+Invariants: the seconds of a session are those in which at least one of its calls waited, each counted once, until the
+session is forgotten. Whoever carries them over restarts of this process itself asks for `seconds`; the others for
+`total`, which begins with what an earlier process stored.
 """
 
 from __future__ import annotations
@@ -33,17 +32,15 @@ class WaitingCall:
         self._clock, self._now, self._waits = clock, now, False
 
     def set(self, waits: bool) -> None:
-        """Notes a change; the same again changes nothing."""
         if waits is not self._waits:
             self._waits = waits
             self._clock.count(1 if waits else -1, self._now())
 
 
 class PausedTime:
-    """The seconds of all sessions, by the key of their calls; `now` is a clock in seconds.
+    """The seconds of all sessions, by the key of their calls.
 
-    Whoever adds these seconds to a deadline gives it the clock of that deadline: another one may count a stop of the
-    whole process, which the deadline does not.
+    `now` is the clock of the deadline to which these are added: another one may count a stop of the whole process.
     """
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:

@@ -44,7 +44,7 @@ class Precedence(NamedTuple):
     ticket: int
 
     def continuing(self) -> Precedence:
-        """The same call after it has begun: how long it will be orders it no more."""
+        """The same call after it has begun."""
         return self._replace(begins=False, shortness=0)
 
     def expecting(self, shortness: int) -> Precedence:
@@ -80,20 +80,15 @@ class Remembered(Generic[T]):
             self._values.popitem(last=False)
 
     def forget(self, key: str) -> None:
-        """As if the key, if it is known, had never been used."""
         self._values.pop(key, None)
 
     def first(self, key: str, value: T) -> T:
-        """The key's value, which is `value` if it has none yet."""
         self.put(key, found := self._values.get(key, value))
         return found
 
 
 class LengthsByPrompt:
-    """How long a call is expected to be, from those of the same prompt that have ended: of its group, and earlier.
-
-    Lengths are tokens.
-    """
+    """How long a call is expected to be, in tokens, from those of the same prompt that have ended, also earlier."""
 
     def __init__(self) -> None:
         self._means = Remembered[tuple[float, int]]()
@@ -128,7 +123,6 @@ class CallOrder:
         return self._groups.first(group, version) if group else version
 
     def conversation_ended(self, key: str) -> None:
-        """No further call of this conversation comes."""
         for ages in (self._conversations, self._groups):  # the latter where it had no group
             ages.forget(key)
 

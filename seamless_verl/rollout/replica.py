@@ -69,9 +69,8 @@ def check_transition(replica: str, found: ReplicaState, wanted: ReplicaState, op
 class ReplicaView:
     """A replica as a policy sees it; load and capacity in calls.
 
-    `starting`: it will serve in a moment. `expected`: it will when it has loaded the committed weights.
-    `outdated`: a newer version is committed, and it waits for its turn in the update. `training`: training has its
-    device. While one of these two holds it takes no calls; those that it has continue when it serves.
+    `starting`: it will serve in a moment; `expected`: when it has loaded the committed weights. While it is `outdated`
+    (a newer version is committed) or `training` has its device, it takes no calls; those that it has continue.
     """
 
     replica_id: str
@@ -194,16 +193,11 @@ class Replica:
         )
 
     def waiting(self, now: float) -> WaitingReplica:
-        """For how long it is in its state, and owes a reply."""
         owed_s = None if self.command is None else now - self.commanded
         return WaitingReplica(self.replica_id, self.state, now - self.since, owed_s)
 
     def move(self, state: ReplicaState, operation: str, version: int | None = None) -> int:
-        """Changes the state by this operation; returns how many slots were dropped.
-
-        Raises:
-            ReplicaStateError: the operation does not lead from the current state to that one; nothing changed.
-        """
+        """Changes the state by this operation; returns how many slots were dropped, or raises ReplicaStateError."""
         check_transition(self.replica_id, self.state, state, operation)
         self.state, self.since = state, time.monotonic()
         self.pauses += state is ReplicaState.PAUSED
@@ -215,9 +209,7 @@ class Replica:
         for slot in self.slots:
             if slot.on_pause is not None:
                 slot.on_pause(state is not ReplicaState.SERVING)
-        return self._drop_slots() if state in WITHOUT_CALLS else 0
-
-    def _drop_slots(self) -> int:
-        dropped = len(self.slots)
-        self.slots.clear()
+        dropped = len(self.slots) if state in WITHOUT_CALLS else 0
+        if dropped:
+            self.slots.clear()
         return dropped

@@ -105,7 +105,7 @@ class Restarts:
     def lost(self, name: str, reason: LossReason, served_s: float = 0.0) -> RestartStage:
         """The data plane has given it up; changes nothing unless it was back. Returns its stage then.
 
-        Its server was among those that serve for `served_s` seconds in all, the time until a hang was noticed included.
+        It had served for `served_s` seconds, the time until a hang was noticed included.
         """
         way, now = self._ways[name], self._clock()
         if way.stage is RestartStage.SERVING:

@@ -15,8 +15,6 @@ MARGIN = 0.2  # of a replica's capacity: so much busier may a key's first candid
 # one that was dropped is computed again in about a microsecond a replica.
 RANKINGS = 8_192
 Sizes: TypeAlias = tuple[tuple[str, int], ...]  # ids and capacities of all replicas
-
-
 FleetView: TypeAlias = Sequence[ReplicaView]
 
 
@@ -24,13 +22,13 @@ class PrefixAffinity:
     """Keeps calls of one key on one replica, whose cache has their prefix, as long as loads stay near each other.
 
     A key has two candidates by weighted rendezvous hashing (Thaler and Ravishankar 1998; weights by Schindelhauer and
-    Schomaker 2005), so that a replica that joins or leaves moves only the keys it wins or held, and a larger one wins
-    more. The first candidate is taken unless it is full, or busier than the second by more than `MARGIN`, a share of
-    capacity. Then the second is taken, and if both are full, the least loaded replica.
+    Schomaker 2005), so that a replica that joins or leaves moves only the keys it wins or held. The first one is taken
+    unless it is full, or busier than the second by more than `MARGIN`; then the second, and if both are full, the least
+    loaded.
 
     A first candidate that does not serve yet and has room is awaited: else the first of several replicas that start
-    would get all waiting calls. One that is starting still has the key's prefix, and serves in milliseconds. One
-    that loads weights may take seconds, and is awaited if it is less busy than all that serve.
+    would get all waiting calls. One that is starting serves in milliseconds. One that loads weights may take seconds,
+    and is awaited only if it is less busy than all that serve.
     """
 
     OUTCOMES = ("preferred", "second", "spilled")
@@ -73,11 +71,8 @@ def _choose(serving: FleetView) -> tuple[str, ReplicaView | None]:
         return "preferred", first
     if second.has_slot:
         return "second", second
-    return "spilled", _least_loaded(serving)
-
-
-def _least_loaded(view: FleetView) -> ReplicaView | None:
-    return min((r for r in view if r.has_slot), key=lambda r: (r.utilization, r.replica_id), default=None)
+    open_ones = (r for r in serving if r.has_slot)
+    return "spilled", min(open_ones, key=lambda r: (r.utilization, r.replica_id), default=None)
 
 
 def _sizes(view: FleetView) -> Sizes:

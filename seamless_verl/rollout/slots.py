@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 from bisect import bisect_left, insort
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
@@ -46,16 +46,15 @@ class Waiter:
     granted: asyncio.Future[Slot]
     overdue: bool = False
 
-    def offer(self, grant: Callable[[str], Slot | None]) -> bool:
-        """Takes a slot if `grant` gives one, unless it has one or has left; returns whether it took one."""
-        if self.granted.done() or (slot := grant(self.key)) is None:
-            return False
-        self.granted.set_result(slot)
-        return True
 
+class Slots:
+    """Grants slots on `replicas`, by name, as the routing policy decides; the fleet owns them, and adds to them.
 
-class WaitQueue:
-    """The calls that wait, in order of their places.
+    Owned state: how many slots were granted, given back, and dropped with a replica; the queue; and two flags of each
+    replica that is about to serve, for which a call that prefers it may wait. Replicas start one after another, after a
+    pause as after a weight update: without this the first would get all calls that wait. `resuming`: its control
+    executes a resume. `expected`: it loads the committed weights now, or when its turn comes. Each flag also ends by
+    time, so that a replica that hangs does not hold calls for which others have room.
 
     With a thousand prompts a step thousands of calls wait, and as many slots are given back. So a grant passes over
     waiting calls only until one prefers a replica with room, and nothing is sorted anew. `_waiters` is sorted by
@@ -63,24 +62,31 @@ class WaitQueue:
     `_overdue` instead, sorted. `_beginning` has those of each named prompt.
     """
 
-    def __init__(self, overtaking: int) -> None:
-        self._overtaking = overtaking
-        self._arrivals = 0
+    def __init__(self, replicas: Mapping[str, Replica], overtaking: int) -> None:
+        self._replicas, self._policy, self._overtaking = replicas, PrefixAffinity(), overtaking
+        self._granted = self._given_back = self._dropped = self._arrivals = 0
         self._waiters: list[Waiter] = []
         self._by_arrival = deque[Waiter]()
         self._overdue: list[Waiter] = []
         self._beginning = defaultdict[str, set[Waiter]](set)
-
-    def __len__(self) -> int:
-        return len(self._waiters)
+        self._expected: list[Replica] = []
+        self._timer: asyncio.TimerHandle | None = None
 
     @property
-    def keys(self) -> list[str]:
-        """The keys of the waiting calls, in their order."""
-        return [waiter.key for waiter in self._waiters if not waiter.granted.done()]
+    def view(self) -> tuple[ReplicaView, ...]:
+        return tuple(replica.view for replica in self._replicas.values())
 
-    async def wait(self, key: str, place: Precedence, prompt: str = "") -> Slot:
-        """Waits in the queue; returns the slot that `grant_slots` grants."""
+    @property
+    def waiting(self) -> int:
+        return len(self._waiters)
+
+    async def acquire(self, key: str, place: Precedence, prompt: str = "") -> Slot:
+        """A slot on a serving replica; waits until there is one, among the others at its `place`.
+
+        Calls of one `prompt`, a name, get their places anew when `foresee` is called for it.
+        """
+        if (slot := self._grant(key)) is not None:  # no waiting call would take it: each waits for one it prefers
+            return slot
         self._arrivals += 1
         waiter = Waiter(place, self._arrivals, key, prompt, asyncio.get_running_loop().create_future())
         insort(self._waiters, waiter, key=PLACE)
@@ -97,107 +103,32 @@ class WaitQueue:
             raise
 
     def foresee(self, prompt: str, shortness: int) -> None:
-        """Calls of this prompt are expected to be so short: those that wait are put in their new places."""
+        """Calls of this prompt are expected to be so short (precedence.py): those that wait get their new places."""
         for waiter in sorted(self._beginning.get(prompt, ()), key=ARRIVAL):
             del self._waiters[self._index(waiter)]
             waiter.place = waiter.place.expecting(shortness)
             insort(self._waiters, waiter, key=PLACE)
 
-    def grant_slots(
-        self, grant: Callable[[str], Slot | None], fits_preferred: Callable[[str], bool], has_slot: Callable[[], bool]
-    ) -> None:
-        """Grants slots while there is room.
-
-        `fits_preferred` says whether a key's preferred replica has room. `grant` returns None for a key whose calls
-        must still wait.
-        """
-        preferred = (waiter for waiter in self._waiters if fits_preferred(waiter.key))  # evaluated as slots are taken
-        granted = []
-        self._find_overdue()
-        try:
-            for waiter in chain(self._overdue, preferred, self._waiters):
-                if waiter.offer(grant):
-                    granted.append(waiter)
-                    if not has_slot():
-                        break
-        finally:  # also if a later grant raises
-            for waiter in granted:
-                self._remove(waiter)
-
-    def _find_overdue(self) -> None:
-        """Moves those that more than `overtaking` later ones have come after."""
-        while self._by_arrival and self._by_arrival[0].arrival < self._arrivals - self._overtaking:
-            waiter = self._by_arrival.popleft()
-            if not waiter.granted.done():
-                insort(self._overdue, waiter, key=OVERDUE)
-                waiter.overdue = True
-
-    def _remove(self, waiter: Waiter) -> None:
-        del self._waiters[self._index(waiter)]
-        if waiter.overdue:
-            del self._overdue[bisect_left(self._overdue, OVERDUE(waiter), key=OVERDUE)]
-        if waiter.prompt:
-            siblings = self._beginning[waiter.prompt]
-            siblings.discard(waiter)
-            if not siblings:
-                del self._beginning[waiter.prompt]
-
-    def _index(self, waiter: Waiter) -> int:
-        return self._waiters.index(waiter, bisect_left(self._waiters, waiter.place, key=PLACE))
-
-
-class Slots:
-    """Grants slots on `replicas`, by name, as the routing policy decides; the fleet owns them, and adds to them.
-
-    Owned state: the queue; how many slots were granted, given back, and dropped with a replica; and two flags of each
-    replica that is about to serve, for which a call that prefers it may wait. Replicas start one after another, after a
-    pause as after a weight update: without this the first would get all calls that wait. `resuming`: its control
-    executes a resume. `expected`: it loads the committed weights now, or when its turn comes. Each flag also ends by
-    time, so that a replica that hangs does not hold calls for which others have room.
-    """
-
-    def __init__(self, replicas: Mapping[str, Replica], overtaking: int) -> None:
-        self._replicas, self._policy = replicas, PrefixAffinity()
-        self._queue = WaitQueue(overtaking)
-        self._granted = self._given_back = self._dropped = 0
-        self._expected: list[Replica] = []
-        self._timer: asyncio.TimerHandle | None = None
-
-    @property
-    def view(self) -> tuple[ReplicaView, ...]:
-        return tuple(replica.view for replica in self._replicas.values())
-
-    @property
-    def waiting(self) -> int:
-        return len(self._queue)
-
-    async def acquire(self, key: str, place: Precedence, prompt: str = "") -> Slot:
-        """A slot on a serving replica; waits until there is one, among the others at its `place`.
-
-        Calls of one `prompt`, a name, get their places anew when `foresee` is called for it.
-        """
-        slot = self._grant(key)  # no waiting call would take it: each waits for the replica that it prefers
-        return slot if slot is not None else await self._queue.wait(key, place, prompt)
-
-    def foresee(self, prompt: str, shortness: int) -> None:
-        """Calls of this prompt are expected to be so short (precedence.py)."""
-        self._queue.foresee(prompt, shortness)
-
     def grant_waiting(self) -> None:
         """Grants slots to waiting calls; to be called whenever there may be room where there was none."""
-        if len(self._queue) and self._has_slot():
-            preferred, refused = self._policy.preferred(self.view), set[str | None]()
-
-            def grant(key: str) -> Slot | None:
-                """As `_grant`. Where one call waits for the replica that it prefers, all others that prefer it do, too:
-                until the queue is through loads only grow."""
-                if (its_own := preferred(key)) in refused:
-                    return None
-                if (slot := self._grant(key)) is None:
-                    refused.add(its_own)
-                return slot
-
-            self._queue.grant_slots(grant, lambda key: self._fits(preferred(key)), self._has_slot)
+        if not (self._waiters and self._has_slot()):
+            return
+        preferred, granted = self._policy.preferred(self.view), list[Waiter]()
+        refused = set[str | None]()  # where one call waits for the replica that it prefers, all that prefer it do, too
+        self._find_overdue()
+        at_once = (waiter for waiter in self._waiters if self._fits(preferred(waiter.key)))  # found as slots are taken
+        for waiter in chain(self._overdue, at_once, self._waiters):
+            if waiter.granted.done() or (its_own := preferred(waiter.key)) in refused:
+                continue
+            if (slot := self._grant(waiter.key)) is None:
+                refused.add(its_own)
+                continue
+            waiter.granted.set_result(slot)
+            granted.append(waiter)
+            if not self._has_slot():
+                break
+        for waiter in granted:
+            self._remove(waiter)
 
     @contextmanager
     def resuming(self, replica: Replica) -> Iterator[None]:
@@ -237,8 +168,30 @@ class Slots:
         accounted = self._given_back + self._dropped + attached
         check_equal("slots given back + dropped + attached", self._granted, accounted)
         preferred, awaited = self._policy.preferred(self.view), self._policy.awaited(self.view)
-        idle = [key for key in self._queue.keys if preferred(key) not in awaited] if self._has_slot() else []
-        check_equal("calls that wait while there is room", 0, len(idle))
+        waiting = [waiter.key for waiter in self._waiters if not waiter.granted.done()] if self._has_slot() else []
+        idle = sum(preferred(key) not in awaited for key in waiting)
+        check_equal("calls that wait while there is room", 0, idle)
+
+    def _find_overdue(self) -> None:
+        """Moves those that more than `overtaking` later ones have come after."""
+        while self._by_arrival and self._by_arrival[0].arrival < self._arrivals - self._overtaking:
+            waiter = self._by_arrival.popleft()
+            if not waiter.granted.done():
+                insort(self._overdue, waiter, key=OVERDUE)
+                waiter.overdue = True
+
+    def _remove(self, waiter: Waiter) -> None:
+        del self._waiters[self._index(waiter)]
+        if waiter.overdue:
+            del self._overdue[bisect_left(self._overdue, OVERDUE(waiter), key=OVERDUE)]
+        if waiter.prompt:
+            siblings = self._beginning[waiter.prompt]
+            siblings.discard(waiter)
+            if not siblings:
+                del self._beginning[waiter.prompt]
+
+    def _index(self, waiter: Waiter) -> int:
+        return self._waiters.index(waiter, bisect_left(self._waiters, waiter.place, key=PLACE))
 
     def _end_resuming(self, replica: Replica) -> None:
         replica.resuming = False

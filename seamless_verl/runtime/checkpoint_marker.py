@@ -12,10 +12,15 @@ A marker exists from before a save (or a whole run) until that save is known to 
 
 ALIVE -> gone, by a save that ended or by its own supervisor; ALIVE -> DEAD or EXPIRED; DEAD -> gone;
 EXPIRED -> ALIVE, when only the file system was away.
+
+Whether a checkpoint's weights are finite numbers is what its run recorded before it saved them, else what its
+safetensors files hold: verl's own trainers record nothing. Weights in another format, or in a damaged file, are known
+when they are loaded, where the workers look at them again.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import tempfile
@@ -178,3 +183,43 @@ def tracked_step(folder: Path) -> int | None:
     state = tracker_state(folder)
     step = int(state[0]) if state is not None and str(state[0]).isdigit() else None
     return step if step is not None and step_folder(folder, step).is_dir() else None
+
+
+RECORD = "finite.json"  # in a checkpoint's folder
+EXPONENTS = {"F64": ("<u8", 0x7FF << 52), "F32": ("<u4", 0x7F800000), "F16": ("<u2", 0x7C00), "BF16": ("<u2", 0x7F80)}
+"""Of safetensors' types: as whole numbers, and the bits of the exponent, all 1 in what is not finite."""
+PIECE = 1 << 24  # numbers, looked at together
+
+
+def record_finite(checkpoint: Path) -> None:
+    write_atomically(checkpoint / RECORD, json.dumps({"finite": True}))
+
+
+def weights_not_finite(checkpoint: Path) -> str | None:
+    """A tensor of actor or critic that has numbers which are not finite, as `<file>: <name>`; None if none is known."""
+    if (checkpoint / RECORD).is_file():
+        return None
+    files = sorted(checkpoint.glob("*/**/*.safetensors"))
+    return next((f"{file}: {name}" for file in files for name in _tensors_not_finite(file)), None)
+
+
+def _tensors_not_finite(file: Path) -> Iterator[str]:
+    import numpy as np
+
+    whole = file.stat().st_size
+    with file.open("rb") as stream:
+        size = int.from_bytes(stream.read(8), "little")
+        try:
+            header = json.loads(stream.read(min(size, whole)))
+        except ValueError:  # it is damaged
+            return
+    for name, tensor in header.items():
+        if tensor.get("dtype") not in EXPONENTS:  # also the entry of the file itself, __metadata__
+            continue
+        dtype, exponent = EXPONENTS[tensor["dtype"]]
+        begin, end = (8 + size + offset for offset in tensor["data_offsets"])
+        if end > whole:
+            return
+        bits = np.memmap(file, np.uint8, "r")[begin:end].view(dtype)
+        if any(((bits[i : i + PIECE] & exponent) == exponent).any() for i in range(0, len(bits), PIECE)):
+            yield name

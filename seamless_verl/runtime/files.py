@@ -10,6 +10,7 @@ import json
 import logging
 import os
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -20,11 +21,22 @@ logger = logging.getLogger(__name__)
 DESCRIPTION = "run.json"
 
 
+@contextmanager
+def replaced_file(path: Path) -> Iterator[Path]:
+    """Yields a temporary path to write; it replaces `path` when the block ends without an error."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        yield temporary
+        temporary.replace(path)
+    finally:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+
+
 def write_atomically(path: Path, text: str) -> None:
     """Write a file so that no reader sees half of it."""
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    temporary.write_text(text, encoding="utf-8")
-    temporary.replace(path)
+    with replaced_file(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
 
 
 @dataclass(frozen=True)

@@ -1,53 +1,37 @@
-"""Caches rendered prompts: the sessions of one group begin with the same prompt.
-
-Owned state: token ids by the key of what they were rendered from. The least recently used go first. None is used
-longer than `seconds`, for a template may contain the date; those that are older are removed as others come.
-"""
+"""Caches rendered prompts: the sessions of one group begin with the same prompt."""
 
 from __future__ import annotations
 
 import json
 from array import array
-from collections import OrderedDict
 from collections.abc import Callable
+from contextlib import suppress
 from hashlib import blake2b
 from time import monotonic
+
+from cachetools import TTLCache
 
 TOKENS = 1 << 20
 SECONDS = 60.0
 
 
 class PromptCache:
-    """Holds prompts of at most `tokens` ids in total."""
+    """Token ids by the key of what they were rendered from: at most `tokens` in total, the latest used ones.
+
+    None is used for `seconds` or longer, for a template may contain the date.
+    """
 
     def __init__(
         self, *, tokens: int = TOKENS, seconds: float = SECONDS, clock: Callable[[], float] = monotonic
     ) -> None:
-        self._tokens, self._seconds, self._clock = tokens, seconds, clock
-        self._prompts: OrderedDict[bytes, tuple[float, array[int]]] = OrderedDict()
-        self._size = 0
-
-    def __len__(self) -> int:
-        return len(self._prompts)
+        self._prompts: TTLCache[bytes, array[int]] = TTLCache(tokens, seconds, clock, len)
 
     def get(self, key: bytes) -> array[int] | None:
-        rendered_at, ids = self._prompts.get(key, (None, None))
-        if rendered_at is None or self._clock() - rendered_at > self._seconds:
-            return None
-        self._prompts.move_to_end(key)
-        return ids
+        return self._prompts.get(key)
 
     def put(self, key: bytes, ids: array[int]) -> None:
-        _, replaced = self._prompts.pop(key, (0.0, ()))
-        self._prompts[key] = self._clock(), ids
-        self._size += len(ids) - len(replaced)
-        while self._size > self._tokens or self._first_is_too_old():
-            _, (_, dropped) = self._prompts.popitem(last=False)
-            self._size -= len(dropped)
-
-    def _first_is_too_old(self) -> bool:
-        first = next(iter(self._prompts.values()), None)
-        return first is not None and self._clock() - first[0] > self._seconds
+        with suppress(ValueError):  # it is longer than all that the cache may hold
+            self._prompts[key] = ids
 
 
 def prompt_key(*parts: object) -> bytes:

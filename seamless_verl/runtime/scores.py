@@ -11,6 +11,7 @@ NumPy's scalars and arrays, and a repr of what has no JSON form. Nothing is rais
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence, Set
 from decimal import Decimal
 from numbers import Real
@@ -70,17 +71,30 @@ def _plain(value: object) -> Any:
     return value if isinstance(value, int) else score
 
 
-def by_score(scores: Sequence[float]) -> tuple[list[int], list[int]]:
-    """The places of the samples that have a score, and of those whose score is NaN since they have none."""
-    scored = [i for i, score in enumerate(scores) if math.isfinite(score)]
-    return scored, sorted(set(range(len(scores))) - set(scored))
+def without_unscored(
+    sources: Sequence[str],
+    uids: Sequence[str],
+    infos: Mapping[str, Sequence[Any]],
+    turns: Sequence[Any],
+    expected: Mapping[tuple[str, str], int],
+) -> tuple[tuple[list[str], list[str], dict[str, list[Any]], list[Any], dict[tuple[str, str], int]], int]:
+    """A validation's columns without the samples that have no score (NaN), and how many those are.
 
-
-def metric_values(values: Sequence[object], *, texts: bool = False) -> list[Any]:
-    """What of a column beside the scores can be averaged: its numbers, and None for any other value.
-
-    `texts`: of a column of answers that are counted, all as texts unless all are numbers.
+    `infos` are columns beside the scores: of them numbers stay, which can be averaged, and of `pred`, answers that are
+    counted, all as texts unless all are numbers. `expected` samples of a source and a prompt are fewer by these.
     """
+    scores = infos.get("reward", [])
+    scored = [i for i, score in enumerate(scores) if math.isfinite(score)]
+    missing = Counter((str(sources[i]), str(uids[i])) for i, score in enumerate(scores) if not math.isfinite(score))
+    kept_sources, kept_uids, kept_turns = ([column[i] for i in scored] for column in (sources, uids, turns))
+    columns = {
+        name: _metric_values([values[i] for i in scored], texts=name == "pred") for name, values in infos.items()
+    }
+    counts = {key: count - missing[key] for key, count in expected.items()}
+    return (kept_sources, kept_uids, columns, kept_turns, counts), missing.total()
+
+
+def _metric_values(values: Sequence[object], *, texts: bool) -> list[Any]:
     numbers = [value if isinstance(value, int | float) else None for value in values]
     if not texts or None not in numbers:
         return numbers

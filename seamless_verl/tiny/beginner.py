@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from hashlib import sha256
 from pathlib import Path
 
-from seamless_verl.tiny.files import replaced_file
+from seamless_verl.runtime.files import write_atomically
 from seamless_verl.tiny.models import code_digest, make_model
 
 RECORD = "warm_start.json"  # in the model's folder: what it was made from
@@ -34,6 +34,5 @@ def make_beginner(
     began = time.monotonic()
     make_model("nano", seed, folder)
     warm_start(folder, seed, steps)
-    with replaced_file(record) as temporary:  # last: without it, all of it is made again
-        temporary.write_text(json.dumps(made_from), encoding="utf-8")
+    write_atomically(record, json.dumps(made_from))  # last: without it, all of it is made again
     sys.stdout.write(f"warm start: {steps} steps in {time.monotonic() - began:.0f} s\n")

@@ -1,4 +1,4 @@
-"""Writes files and folders under a temporary name and then replaces the old ones, so that readers see no half."""
+"""Folders that are replaced when they are whole, and the mistake that `--out` names what cannot be written."""
 
 from __future__ import annotations
 
@@ -13,18 +13,6 @@ from pathlib import Path
 from seamless_verl.errors import ConfigError
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-
-
-@contextmanager
-def replaced_file(path: Path) -> Iterator[Path]:
-    """Yields a temporary path to write; it replaces `path` when the block ends without an error."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        yield temporary
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 @contextmanager

@@ -14,11 +14,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from seamless_verl.errors import ConfigError
-from seamless_verl.tiny.files import replaced_file, replaced_folder
+from seamless_verl.runtime.files import write_atomically
+from seamless_verl.tiny.files import replaced_folder
 from seamless_verl.tiny.tokenizer import CHAT_TEMPLATE, END_OF_TURN, PAD, VOCAB_SIZE, make_tokenizer, token_id
 
 if TYPE_CHECKING:
-    from transformers import Qwen3Config
+    from transformers import PretrainedConfig, Qwen3Config, Qwen3MoeConfig
 
 MAX_POSITIONS = 8192
 """Longest sequence, in tokens, where no other is asked for. The weights are the same for any: RoPE has none."""
@@ -42,6 +43,8 @@ class ModelSize:
     kv_heads: int
     head_dim: int
     mlp: int
+    experts: int = 0
+    """MLPs of a layer, of which each token passes two; 0: one, which all tokens pass"""
 
     @property
     def weight_std(self) -> float:
@@ -53,8 +56,9 @@ SIZES = {
     "nano": ModelSize(hidden=128, layers=2, heads=4, kv_heads=2, head_dim=32, mlp=256),
     "small": ModelSize(hidden=256, layers=4, heads=8, kv_heads=4, head_dim=32, mlp=704),
     "medium": ModelSize(hidden=512, layers=6, heads=8, kv_heads=4, head_dim=64, mlp=1536),
+    "moe": ModelSize(hidden=128, layers=2, heads=4, kv_heads=2, head_dim=32, mlp=64, experts=8),
 }
-"""About 0.4, 3.1 and 19.3 million parameters."""
+"""About 0.4, 3.1, 19.3 and 0.6 million parameters; the last is a mixture of experts."""
 
 
 def size_named(size: str) -> ModelSize:
@@ -70,12 +74,17 @@ def check_positions(positions: int) -> None:
         raise ConfigError("positions", positions, "no sequence is so short", "Give 1 or more")
 
 
-def model_config(size: str, positions: int = MAX_POSITIONS) -> Qwen3Config:
+def model_config(size: str, positions: int = MAX_POSITIONS) -> Qwen3Config | Qwen3MoeConfig:
     """The Hugging Face config of a size (untied embeddings, so that pipeline stages share no weight)."""
-    from transformers import Qwen3Config
+    from transformers import Qwen3Config, Qwen3MoeConfig
 
     shape = size_named(size)
-    return Qwen3Config(
+    # The weights of a token's two experts sum to one, as in Qwen's own mixtures.
+    mixture = dict(
+        num_experts=shape.experts, num_experts_per_tok=2, moe_intermediate_size=shape.mlp, norm_topk_prob=True
+    )
+    return (Qwen3MoeConfig if shape.experts else Qwen3Config)(
+        **(mixture if shape.experts else {}),
         vocab_size=VOCAB_SIZE,
         hidden_size=shape.hidden,
         intermediate_size=shape.mlp,
@@ -103,7 +112,7 @@ def make_model(size: str, seed: int, path: str | Path, positions: int = MAX_POSI
     check_positions(positions)
     size_named(size)  # a mistake is refused before torch and transformers are imported, which takes seconds
     with replaced_folder(Path(path), marker="config.json") as folder:
-        _write_weights(model_config(size, positions), seed, folder)
+        write_weights(model_config(size, positions), seed, folder)
         make_tokenizer().save_pretrained(folder)
     return Path(path)
 
@@ -114,8 +123,7 @@ def keep_or_make_model(size: str, seed: int, path: str | Path, positions: int = 
     wanted = {"size": size, "seed": seed, "positions": positions, "code": code_digest()}
     if not made.is_file() or json.loads(made.read_text(encoding="utf-8")) != wanted:
         make_model(size, seed, path, positions)
-        with replaced_file(made) as temporary:
-            temporary.write_text(json.dumps(wanted), encoding="utf-8")
+        write_atomically(made, json.dumps(wanted))
     return Path(path)
 
 
@@ -125,13 +133,14 @@ def code_digest() -> str:
     return sha256(b"".join(file.read_bytes() for file in sources)).hexdigest()
 
 
-def _write_weights(config: Qwen3Config, seed: int, folder: Path) -> None:
+def write_weights(config: PretrainedConfig, seed: int, folder: Path) -> None:
+    """Writes a model of this config with random weights to `folder`."""
     import torch
-    from transformers import GenerationConfig, Qwen3ForCausalLM
+    from transformers import AutoModelForCausalLM, GenerationConfig
 
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = Qwen3ForCausalLM(config)
+        model = AutoModelForCausalLM.from_config(config)
         torch.nn.init.normal_(model.lm_head.weight, std=HEAD_STD)
         # A policy that starts nearly uniform generates the padding token too. Its embedding is made zero, and the
         # gradient of an RMSNorm at zero is 1 / sqrt(eps), a thousand times that of any other token.

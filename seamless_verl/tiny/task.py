@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from seamless_verl.errors import ConfigError
-from seamless_verl.tiny.files import replaced_file
+from seamless_verl.runtime.files import replaced_file
 
 DATA_SOURCE = "arithmetic"
 
@@ -49,10 +49,8 @@ def write_parquet(path: Path, rows: list[dict[str, Any]]) -> None:
     import pyarrow
     from pyarrow import parquet
 
-    with (
-        replaced_file(path) as temporary,
-        temporary.open("wb") as file,
-    ):  # pyarrow's errors would not name it
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with replaced_file(path) as temporary, temporary.open("wb") as file:  # pyarrow's errors would not name it
         parquet.write_table(pyarrow.Table.from_pylist(rows), file)
 
 

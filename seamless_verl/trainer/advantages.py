@@ -1,14 +1,14 @@
 """Computes the advantages of a batch, by verl's estimators or this package's, and describes them for the journal.
 
-This package's estimators are called in the place where verl's trainer calls its own. They compare sessions. So they
-get one row of each, whatever `seamless.tokens.weigh` says of the loss, and their result goes to all rows of the
-session. One that compares turns gets all rows, and says for each what its tokens get.
+This package's estimators compare sessions: they get one row of each, whatever `seamless.tokens.weigh` says of the loss,
+and their result goes to all rows of the session. One that compares turns gets all rows.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 import torch
@@ -18,7 +18,7 @@ from verl.trainer.ppo.v1 import trainer_base
 
 from seamless_verl import algorithms
 from seamless_verl.agent_loops.rows import TURN_COLUMNS
-from seamless_verl.algorithms.estimate import NO_TURNS, Estimate, RowTurns, Turns, during
+from seamless_verl.algorithms.estimate import NO_TURNS, Estimate, RowTurns, Turns, this_estimate
 from seamless_verl.platform.adaptation import rebound
 from seamless_verl.trainer.session_weight import (
     advantage_by_session,
@@ -35,28 +35,16 @@ FIELDS = ["advantages", "response_mask"]
 Compute = Callable[[Any, dict[str, Any]], Any]
 
 
+@dataclass(eq=False)
 class Advantages:
-    """Computes those of a run.
+    """Computes those of a run."""
 
-    Args:
-        estimator: `algorithm.adv_estimator`.
-        depth: how many earlier observations are compared, by an estimator that compares turns.
-        by_session: a session weighs once, however many rows it has.
-        details: by prompt, what the journal is to know of its group; None without a journal.
-        count_masked: told of tokens that are left out of training, with the reason.
-    """
-
-    def __init__(
-        self,
-        estimator: str,
-        depth: int,
-        *,
-        by_session: bool,
-        details: dict[str, dict[str, Any]] | None,
-        count_masked: Callable[[int, DropReason], None],
-    ) -> None:
-        self.estimator, self.depth, self.by_session = estimator, depth, by_session
-        self.details, self.count_masked = details, count_masked
+    estimator: str  # `algorithm.adv_estimator`
+    depth: int  # how many earlier observations are compared, by an estimator that compares turns
+    _: KW_ONLY
+    by_session: bool  # a session weighs once, however many rows it has
+    details: dict[str, dict[str, Any]] | None  # by prompt, what the journal is to know; None without a journal
+    count_masked: Callable[[int, DropReason], None]  # told of tokens that are left out of training
 
     def compute(self, batch: Any, metrics: dict[str, Any], by_verl: Compute) -> Any:
         """The batch with its advantages in TransferQueue; `by_verl` is verl's computation."""
@@ -91,8 +79,7 @@ class Advantages:
 class OwnEstimate:
     """Stands for verl's `compute_advantage_for_multi_trajectories` in one call, and keeps what the estimator reports.
 
-    After the call, `untrained` are the keys of the rows with tokens to train that are left out of training. `turns` are
-    by the rows' keys, for an estimator that compares turns, with `depth` earlier observations.
+    After the call, `untrained` are the keys of rows with tokens to train that are left out of training.
     """
 
     def __init__(self, turns: Mapping[str, RowTurns] | None = None, depth: int = 2) -> None:
@@ -105,21 +92,17 @@ class OwnEstimate:
         estimate = Estimate(mean_log_probs(data.batch["old_log_probs"], mask, sessions))
         of_session = outcome_rows(batch_keys, mask, sessions)
         if self.turns is not None:
-            rows = [self.turns.get(key, NO_TURNS) for key in batch_keys]
-            estimate.turns = Turns(rows, sessions, of_session, self.depth)
-            return self._of_turns(estimate, data, adv_estimator, arguments)
-        with during(estimate):
-            outcome = compute_advantage(data.select_idxs(of_session), adv_estimator=adv_estimator, **arguments)
+            turns = [self.turns.get(key, NO_TURNS) for key in batch_keys]
+            estimate.turns = Turns(turns, sessions, of_session, self.depth)
+        with this_estimate.during(estimate):
+            compared = data if self.turns is not None else data.select_idxs(of_session)
+            outcome = compute_advantage(compared, adv_estimator=adv_estimator, **arguments)
+        self.metrics = estimate.metrics
+        if self.turns is not None:
+            return outcome
         rows = (row for number in estimate.untrained for row in sessions[number])
         self.untrained = [batch_keys[row] for row in rows if mask[row].any()]
-        self.metrics = estimate.metrics
         return put_advantages(data, sessions, outcome)
-
-    def _of_turns(self, estimate: Estimate, data: Any, adv_estimator: str, arguments: Mapping[str, Any]) -> Any:
-        with during(estimate):
-            data = compute_advantage(data, adv_estimator=adv_estimator, **arguments)
-        self.metrics = estimate.metrics
-        return data
 
 
 def read_turns(batch: Any) -> dict[str, RowTurns]:

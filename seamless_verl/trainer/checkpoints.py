@@ -1,13 +1,11 @@
 """The checkpoints of a run: what they have of this package's parts, and which of them verl's rotation removes, when.
 
-`trainer.max_actor_ckpt_to_keep` counts what a process has saved. So each resumed start would leave as many full
-checkpoints behind for ever: a run that is resumed often fills its disk. What earlier starts saved is therefore adopted.
+`trainer.max_actor_ckpt_to_keep` counts what a process has saved, so that each resumed start would leave as many full
+checkpoints behind for ever. What earlier starts saved is therefore adopted.
 
 With a bound of 1 verl removes the previous actor as soon as the new one is written, before the rest of the checkpoint
-and the tracker are. A run that is killed in between has none to resume from. So a save keeps two at least, and those
+and the tracker are: a run that is killed in between has none to resume from. So a save keeps two at least, and those
 beyond the bound are removed when the tracker names the new one.
-
-A resumed run decides by what the first one measured, and begins the prompts again that the first one left over.
 """
 
 from __future__ import annotations
@@ -23,13 +21,19 @@ from typing import Any, Protocol
 from omegaconf import DictConfig
 from verl.single_controller.base.decorator import Dispatch, register
 
-from seamless_verl.errors import NotFiniteError
+from seamless_verl.config.model import MODEL
+from seamless_verl.errors import ConfigError, NotFiniteError
 from seamless_verl.resources.ahead import AheadLevel
 from seamless_verl.resources.tail_batching import TailBatching
 from seamless_verl.runtime.checkpoint_cleanup import marked_save, remove_emptied
-from seamless_verl.runtime.checkpoint_marker import RESUME_ANOTHER, saved_steps, step_folder, tracked_step
+from seamless_verl.runtime.checkpoint_marker import (
+    RESUME_ANOTHER,
+    record_finite,
+    saved_steps,
+    step_folder,
+    tracked_step,
+)
 from seamless_verl.runtime.files import write_atomically
-from seamless_verl.runtime.finite_checkpoint import record_finite
 from seamless_verl.trainer.finite_updates import has_finite_weights
 from seamless_verl.trainer.lending import DeviceLending
 
@@ -83,8 +87,8 @@ def load_state(checkpoint: Path, parts: Mapping[str, Saved]) -> None:
 class RunCheckpoints:
     """The checkpoints in a run's folder: whole ones, bounded in number, of weights that are finite.
 
-    `groups` gives the worker groups that save, by the name of their role, which is their folder's in a checkpoint.
-    Owned state: the steps whose checkpoints this run saved or adopted, and did not remove.
+    `groups` gives the worker groups that save, by their role, which is their folder's name. Owned state: the steps of
+    which this run saved or adopted a checkpoint, and did not remove it.
     """
 
     def __init__(self, config: DictConfig, groups: Callable[[], Mapping[str, Any]]) -> None:
@@ -98,10 +102,9 @@ class RunCheckpoints:
             group.refuse_not_finite(f"{what} of the {role}", way_out)
 
     def loaded(self, step: int) -> None:
-        """Called when verl has loaded the checkpoint of this step.
+        """verl has loaded the checkpoint of this step: what earlier starts saved is rotated like what this one saves.
 
-        What earlier starts saved in this run's folder is rotated like what this one saves. One that was killed while it
-        rotated may have left a folder without its actor.
+        One that was killed while it rotated may have left a folder without its actor.
         """
         self.refuse_not_finite(f"Checkpoint {checkpoint_of(self.config, step)}", RESUME_ANOTHER)
         if loaded_from(self.config) != self.folder:
@@ -114,10 +117,7 @@ class RunCheckpoints:
 
     @contextmanager
     def saving(self, step: int, parts: Mapping[str, Saved]) -> Iterator[None]:
-        """In the block verl saves the rest of the checkpoint, and says at its end that the checkpoint is whole.
-
-        The weights are finite: the caller has looked at them.
-        """
+        """In the block verl saves the rest of the checkpoint, whose weights the caller has found finite."""
         with marked_save(self.config.trainer.default_local_dir, step):
             checkpoint = checkpoint_of(self.config, step)
             checkpoint.mkdir(parents=True, exist_ok=True)
@@ -183,22 +183,37 @@ def kept_while_saving(engine: Any, keep: int | None) -> int | None:
 
 def adopt(engine: Any, paths: list[str]) -> None:
     """The engine's rotation counts these checkpoints as its own, oldest first."""
-    if (manager := manager_of(engine)) is None:
-        return
-    manager.previous_saved_paths = [*paths, *manager.previous_saved_paths]
+    if (manager := manager_of(engine)) is not None:
+        manager.previous_saved_paths = [*paths, *manager.previous_saved_paths]
 
 
 def prune(engine: Any, keep: int) -> None:
     """Removes what the engine's rotation counts, but for the newest `keep`, of which the tracker names one."""
-    if (manager := manager_of(engine)) is None:
-        return
-    manager.remove_previous_save_local_path(manager.previous_saved_paths[:-keep])
-    manager.previous_saved_paths = manager.previous_saved_paths[-keep:]
+    if (manager := manager_of(engine)) is not None:
+        manager.remove_previous_save_local_path(manager.previous_saved_paths[:-keep])
+        manager.previous_saved_paths = manager.previous_saved_paths[-keep:]
 
 
 def manager_of(engine: Any) -> Any:
     """What saves and rotates the engine's checkpoints; None for engines that do it without verl's manager."""
     return next((getattr(engine, name) for name in MANAGERS if hasattr(engine, name)), None)
+
+
+ADAPTERS = (Path("model", "huggingface", "adapter"), Path("lora_adapter"))  # of Megatron's and of FSDP's checkpoints
+
+
+def refuse_other_adapter(model: Any, checkpoint: str | None) -> None:
+    """Raises ConfigError if the checkpoint has an adapter of another rank than verl's `model` config.
+
+    Megatron would name a tensor with its two shapes, a minute later.
+    """
+    key = f"{MODEL}.lora.rank" if model.lora.get("rank", 0) else f"{MODEL}.lora_rank"
+    rank = model.lora.get("rank", 0) or model.lora_rank
+    for file in (Path(checkpoint, folder, "adapter_config.json") for folder in ADAPTERS if checkpoint and rank):
+        saved = json.loads(file.read_text(encoding="utf-8"))["r"] if file.is_file() else rank
+        if saved != rank:
+            reason = f"is not the rank {saved} of the adapter that the checkpoint has in {file.parent}"
+            raise ConfigError(key, rank, reason, f"Set it to {saved}. {RESUME_ANOTHER}")
 
 
 class RotatesCheckpoints:
@@ -225,6 +240,13 @@ class RotatesCheckpoints:
     ) -> None:
         keep = kept_while_saving(self.saved_engine(), max_ckpt_to_keep)
         super().save_checkpoint(local_path, hdfs_path, global_step, keep)  # type: ignore[misc]
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def load_checkpoint(
+        self, local_path: str, hdfs_path: str | None = None, del_local_after_load: bool = False
+    ) -> None:
+        refuse_other_adapter(self.saved_engine().model_config, local_path)
+        super().load_checkpoint(local_path, hdfs_path, del_local_after_load)  # type: ignore[misc]
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def prune_checkpoints(self, keep: int) -> None:

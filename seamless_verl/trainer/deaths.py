@@ -1,4 +1,4 @@
-"""Names within seconds what a run lost: an actor that it needs, a node, or one of Ray's own processes.
+"""Names within seconds what a run lost: an actor that it needs, a node, or one of Ray's processes; recovers parts.
 
 Replicas and data planes are not among the actors: a run survives their deaths. Ray tells a death only to those who wait
 for a reply, so each actor always has one call of ours that only says where it is; it is answered when the actor has
@@ -16,17 +16,27 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import ray
 from transfer_queue import interface
 
-from seamless_verl.errors import ActorLostError
-from seamless_verl.resources.machines import ClockReading, ClusterNode, Machine, describe_clock, describe_loss
-from seamless_verl.runtime.actor_death import ACTOR_GONE, ENDED, last_line
+from seamless_verl.agent_loops.assignments import SETTING, WINDOW_S
+from seamless_verl.data_plane.waits import group_name, session_name
+from seamless_verl.errors import ActorLostError, shorten
+from seamless_verl.resources.machines import ClusterNode, Machine, describe_clock, describe_loss
+from seamless_verl.runtime.actor_death import ACTOR_GONE, ENDED, death_reason, last_line
 from seamless_verl.runtime.console import KILLED, keep_cause, say
-from seamless_verl.runtime.process import await_end
-from seamless_verl.trainer.cluster import cluster_nodes
+from seamless_verl.runtime.process import BackgroundTask, await_end
+from seamless_verl.runtime.waits import Blocked, WaitKind, is_over
+from seamless_verl.trainer.pools import cluster_nodes
+from seamless_verl.trainer.run_waits import REPLY_S, SETTINGS
+from seamless_verl.trainer.watchdog import Recover
+
+if TYPE_CHECKING:
+    from seamless_verl.agent_loops.manager import SeamlessAgentLoopManager
 
 logger = logging.getLogger(__name__)
 LOOP_WORKER = "agent loop worker"
@@ -47,24 +57,18 @@ SILENT = (
 )
 
 
+@dataclass(eq=False)
 class DeathWatch:
-    """Watches actors, which `actors` gives by name. Owned state: one call for each of them, and their nodes.
+    """Watches actors. Owned state: one call for each of them, when it began, and their nodes."""
 
-    `describe` says what became of a node that is gone, by its id; None for one that lives. `replace` is told of each
-    dead actor in whose place another is started, under the same name; `replaces` says which these are.
-    """
-
-    def __init__(
-        self,
-        actors: Callable[[], Mapping[str, Any]],
-        describe: Callable[[str], str | None] = lambda node: None,
-        replaces: Callable[[str], bool] = lambda name: False,
-        replace: Callable[[str, str], None] = lambda name, why: None,
-    ) -> None:
-        self.actors, self.describe, self.replaces, self.replace = actors, describe, replaces, replace
-        self.calls: dict[str, Any] = {}
-        self.asked: dict[str, float] = {}  # when each of them began, on the monotonic clock
-        self.nodes: dict[str, str] = {}
+    actors: Callable[[], Mapping[str, Any]]  # by name
+    describe: Callable[[str], str | None] = lambda node: None
+    """what became of a node that is gone, by its id; None for one that lives"""
+    replaces: Callable[[str], bool] = lambda name: False  # for which dead actors `replace` starts another
+    replace: Callable[[str, str], None] = lambda name, why: None
+    calls: dict[str, Any] = field(default_factory=dict)
+    asked: dict[str, float] = field(default_factory=dict)
+    nodes: dict[str, str] = field(default_factory=dict)
 
     def check(self, *, ending: bool = False) -> None:
         """Returns at once; of a run that is `ending` nothing is replaced.
@@ -80,10 +84,13 @@ class DeathWatch:
         dead = dict[str, str]()
         for call in done:
             name = names[call]
-            node, why = reply_of(call)
-            self.nodes |= {} if node is None else {name: node}
-            dead |= {} if why is None else {name: why}
             del self.calls[name]
+            try:
+                self.nodes[name] = ray.get(call)
+            except ray.exceptions.ActorUnavailableError:  # perhaps only the network was away
+                continue
+            except ACTOR_GONE as error:
+                dead[name] = last_line(error)
         replaced = {name for name in dead if self.replaces(name)}
         if for_good := {name: why for name, why in dead.items() if name not in replaced}:
             raise ActorLostError(", ".join(sorted(for_good)), self._reason(for_good))
@@ -91,10 +98,7 @@ class DeathWatch:
             self.replace(name, self._reason({name: dead[name]}))
 
     def silent_s(self) -> dict[str, float]:
-        """For how many seconds each actor has not replied, by name; those that replied at the last check are left out.
-
-        One that computes does not reply either.
-        """
+        """For how many seconds each actor that owes a reply has not replied, by name; one that computes does not."""
         now = time.monotonic()
         return {name: now - self.asked[name] for name in self.calls}
 
@@ -121,16 +125,6 @@ def own_node(actor: Any) -> str:
     return str(ray.get_runtime_context().get_node_id())
 
 
-def reply_of(call: Any) -> tuple[str | None, str | None]:
-    """The node of the actor that was called, and why it is dead, where it is; neither if only the network was away."""
-    try:
-        return ray.get(call), None
-    except ray.exceptions.ActorUnavailableError:
-        return None, None
-    except ACTOR_GONE as error:
-        return None, last_line(error)
-
-
 def numbered(name: str, actors: Any) -> dict[str, Any]:
     """Actors of one kind, by a name for each."""
     return {f"{name} {number}": actor for number, actor in enumerate(actors or ())}
@@ -141,6 +135,82 @@ def queue_actors() -> dict[str, Any]:
     controller = {} if interface._TQ_CONTROLLER is None else {"TransferQueue controller": interface._TQ_CONTROLLER}
     units = (interface._TQ_STORAGE or {}).get("SimpleStorage") or {}
     return controller | numbered("TransferQueue storage", units.values())
+
+
+class Recoveries:
+    """What a run does about a part that is over its limit, and about an agent loop worker that died.
+
+    | what | recovery |
+    |---|---|
+    | a replica that gives no tokens | it is given up, and by default started again; its calls continue on others |
+    | a group that waits for an agent that has no call | its session is ended, as a failed one |
+    | the server of a replica | its data plane gives it up by itself, at the same limit |
+    | an agent loop worker that is dead | another one is started in its place, in a thread |
+
+    verl's TransferQueue and a transfer of weights cannot be begun again by another thread. `plane` is the first data
+    plane; `loops` is the agent loop manager, None for one of the user's own.
+    """
+
+    def __init__(self, plane: Any, loops: SeamlessAgentLoopManager | None) -> None:
+        self.plane, self.loops = plane, loops
+        self.starting = dict[int, BackgroundTask[None]]()
+
+    @property
+    def by_kind(self) -> Mapping[WaitKind, Recover]:
+        """By the kind of the node that is over its limit."""
+        return {
+            WaitKind.REPLICA: self.give_up,
+            WaitKind.GROUP: self.end_group,
+            WaitKind.SERVER: lambda blocked: True,
+        }
+
+    def give_up(self, blocked: Blocked) -> bool:
+        """Gives the replica up, unless its calls could then continue nowhere, or its server is what does not reply."""
+        replica = blocked.over
+        if blocked.culprit is not replica:
+            return False
+        why = f"{replica.what} for {replica.waited_s:.0f} s ({SETTINGS[replica.kind]})"
+        try:
+            return bool(ray.get(self.plane.give_up.remote(replica.name, f"it {why}"), timeout=REPLY_S))
+        except (*ACTOR_GONE, ray.exceptions.GetTimeoutError) as error:
+            cause = shorten(death_reason(error))
+            logger.warning("the data plane does not reply, and %s is not given up: %s", replica.name, cause)
+            return False
+
+    def end_group(self, blocked: Blocked) -> bool:
+        """Ends the session of a group whose agent has had no call for as long as the group's limit.
+
+        Known are those that the group's agent loop worker opened: not those of runners, or of verl's own agent loops.
+        """
+        group, culprit = blocked.over, blocked.culprit
+        quiet = is_over(replace(culprit, kind=WaitKind.GROUP), blocked.limits)
+        if self.loops is None or not quiet or culprit.kind is not WaitKind.SESSION:
+            return False
+        session = culprit.name.removeprefix(session_name(""))
+        reason = f"its group has not ended for {group.waited_s:.0f} s ({SETTINGS[group.kind]}): {blocked}"
+        self.loops.end_stuck(group.name.removeprefix(group_name("")), session, reason)
+        return True
+
+    def starts_again(self, name: str) -> bool:
+        """Whether this actor is an agent loop worker that is started again when it is dead."""
+        return self.loops is not None and self.loops.watched and name.rpartition(" ")[0] == LOOP_WORKER
+
+    def start_again(self, name: str, why: str) -> None:
+        """Starts another worker in the place of this one; raises ActorLostError if that was so too often."""
+        assert self.loops is not None
+        slot = int(name.rpartition(" ")[2])
+        if slot in self.starting:  # the one in its place is not there yet
+            return
+        if not self.loops.restarts.take(slot):
+            starts = f"{self.loops.restarts.limit} times within {WINDOW_S:g} s ({SETTING})"
+            raise ActorLostError(name, f"{why}. It was started again {starts}")
+        logger.warning("%s died, and is started again: %s", name, why)
+        self.starting[slot] = BackgroundTask(f"start of {name}", partial(self.loops.begin_again, slot))
+
+    def check(self) -> None:
+        """Raises what the start of a worker has raised."""
+        for slot in [slot for slot, task in self.starting.items() if task.future.done()]:
+            self.starting.pop(slot).result()
 
 
 class NodeWatch:
@@ -175,15 +245,14 @@ class NodeWatch:
 
 def clock_warnings(actors: Mapping[str, Any]) -> list[str]:
     """A warning for each of these actors, by name, whose clock differs from this process's by more than CLOCK_S."""
-    asked, readings = time.time(), dict[str, ClockReading]()
+    asked, found = time.time(), list[str]()
     calls = {actor.__ray_call__.remote(own_clock): name for name, actor in actors.items()}
     done, _ = ray.wait(list(calls), num_returns=len(calls), timeout=CLOCK_REPLY_S) if calls else ([], [])
     for call in done:
-        try:
-            readings[calls[call]] = ClockReading(asked, ray.get(call), time.time())
-        except ACTOR_GONE:  # reported as a death
-            continue
-    return [text for name, reading in readings.items() if (text := describe_clock(name, reading)) is not None]
+        with suppress(*ACTOR_GONE):  # reported as a death
+            if (text := describe_clock(calls[call], asked, ray.get(call), time.time())) is not None:
+                found.append(text)
+    return found
 
 
 def own_clock(actor: Any) -> float:

@@ -1,7 +1,7 @@
 """Collects the activity reports of the job's processes, once a step, into the device-second ledger.
 
-A device is named after its pool and its index there. The training worker of a device reports computations, the
-engine's server reports running requests, and the trainer's own process reports hand-overs and weight updates.
+A device's training worker reports computations, the engine's server running requests, and the trainer's own process
+hand-overs and weight updates.
 """
 
 from __future__ import annotations
@@ -79,17 +79,17 @@ def server_reports(calls: ServerCalls, servers: Iterable[str]) -> Iterator[NodeA
 
 def record_computations(worker: Any, activity: Activity) -> None:
     """Makes a TrainingWorker record its computations as TRAIN."""
-
-    def wrap(computation: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(computation)
-        def run(*args: Any, **kwargs: Any) -> Any:
-            with activity.doing(DeviceUse.TRAIN):
-                return computation(*args, **kwargs)
-
-        return run
-
     for name in COMPUTATIONS:
-        setattr(worker, name, wrap(getattr(worker, name)))
+        setattr(worker, name, _recorded(getattr(worker, name), activity))
+
+
+def _recorded(computation: Callable[..., Any], activity: Activity) -> Callable[..., Any]:
+    @functools.wraps(computation)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with activity.doing(DeviceUse.TRAIN):
+            return computation(*args, **kwargs)
+
+    return run
 
 
 class DeviceTime:

@@ -1,14 +1,9 @@
 """Makes the trainer's workers leave out each optimizer step whose loss or gradient norm is not finite.
 
 verl's Megatron engine steps whatever the gradients are, and one NaN is in every weight after it. Here all ranks decide
-together before the step: each gives whether its losses were finite, and the gradient norm, which Megatron reduces over
-its ranks. verl's other engines skip a step for its norm themselves. A step that is left out changes neither weights nor
-the optimizer's moments; verl clears the gradients before the next mini-batch. The learning rate's schedule counts
-updates, with steps or without. LIMIT updates one after another without any step end the run, in the worker: that is
-before a commit, a save and a rotation of checkpoints.
-
-Owned state of each rank, of the model that it trains: whether its losses of the mini-batch were finite, and the rows
-whose loss was not; how many steps the update left out, whether it made one, and how many updates in a row made none.
+together before the step, from their losses and the gradient norm; verl's other engines skip a step for its norm
+themselves. A step that is left out changes neither weights nor moments; the learning rate's schedule counts updates,
+with steps or without. LIMIT updates one after another without any step end the run, before a commit or a save.
 """
 
 from __future__ import annotations
@@ -42,85 +37,107 @@ Finding = tuple[int, float, str]
 logger = logging.getLogger(__name__)
 
 
-class FiniteUpdates:
-    """Wraps verl's TrainingWorker and its engine; every rank of the actor, and of the critic, has one."""
+def around(method: Callable[..., Any], hook: Callable[..., Any]) -> Callable[..., Any]:
+    """The method, by way of `hook`, which gets it as its first argument."""
+
+    @wraps(method)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        return hook(method, *args, **kwargs)
+
+    return run
+
+
+def around_loss(loss: Callable[..., Any], hook: Callable[..., Any]) -> Callable[..., Any]:
+    """A loss function of verl's, by way of `hook(loss, model_output, data, dp_group)`.
+
+    verl's engines call the same function within the forward pass, with `student_logits`, where a student learns the
+    teacher's most likely tokens. Such a call is left to the loss: there is no model output yet.
+    """
+
+    @wraps(loss)
+    def run(model_output: Any = None, data: Any = None, dp_group: Any = None, **of_logits: Any) -> Any:
+        return loss(data=data, **of_logits) if of_logits else hook(loss, model_output, data, dp_group)
+
+    return run
+
+
+class UpdateHooks:
+    """Wraps verl's TrainingWorker and its engine: the whole update, each mini-batch in it, and its optimizer step.
+
+    An update has as many optimizer steps as mini-batches, times epochs; one returns the gradient norm.
+    """
+
+    update: Callable[..., Any]
+    mini_batch: Callable[..., Any]
+    optimizer_step: Callable[..., Any]
+
+    def __init__(self, worker: Any) -> None:
+        self.engine = worker.engine
+        worker.train_mini_batch = around(worker.train_mini_batch, self.update)
+        self.engine.train_batch = around(self.engine.train_batch, self.mini_batch)
+        self.engine.optimizer_step = around(self.engine.optimizer_step, self.optimizer_step)
+
+
+class FiniteUpdates(UpdateHooks):
+    """Leaves steps out that are not finite; every rank of the actor, and of the critic, has one.
+
+    Owned state: whether its losses of the mini-batch were finite, and the rows whose loss was not; how many steps the
+    update left out, whether it made one, and how many updates in a row made none.
+    """
 
     def __init__(self, worker: Any, model: str) -> None:
-        self.engine, self.model = worker.engine, model
+        super().__init__(worker)
+        self.model = model
         self.keys: list[str] = []  # of the update's rows, of all ranks
         self.finite, self.blamed = True, list[int]()  # the losses of the mini-batch; rows whose loss is not
         self.left_out = self.worst = ""  # what was not finite, where the mini-batch made no step; and in which sample
         self.skipped = self.in_a_row = 0
         self.stepped = False
-        worker.train_mini_batch = self._counting(worker.train_mini_batch)
-        self.engine.train_batch = self._watching(self.engine.train_batch)
-        self.engine.optimizer_step = self._finite_alone(self.engine.optimizer_step)
 
-    def _counting(self, train_mini_batch: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        """The whole update; adds how many of its optimizer steps were left out to its metrics.
+    def update(self, train_mini_batch: Callable[[Any], Any], data: Any) -> Any:
+        """Adds how many of its optimizer steps were left out to its metrics.
 
         Raises:
             NotFiniteError: it is the last of LIMIT in a row without an optimizer step; on every rank.
         """
+        self.keys, self.skipped, self.stepped = tu.pop(data, KEYS, default="").splitlines(), 0, False
+        data[ROW] = torch.arange(len(data)) + self.engine.get_data_parallel_rank() * len(data)
+        output = train_mini_batch(data)
+        self.in_a_row = 0 if self.stepped else self.in_a_row + 1
+        if self.in_a_row >= LIMIT:
+            raise NotFiniteError(f"{self.worst}. That was the update number {self.in_a_row} in a row", WAY_OUT)
+        if output is not None:
+            tu.get(output, "metrics")[SKIPPED[self.model].removeprefix(f"{self.model}/")] = self.skipped
+        return output
 
-        @wraps(train_mini_batch)
-        def run(data: Any) -> Any:
-            self.keys, self.skipped, self.stepped = tu.pop(data, KEYS, default="").splitlines(), 0, False
-            data[ROW] = torch.arange(len(data)) + self.engine.get_data_parallel_rank() * len(data)
-            output = train_mini_batch(data)
-            self.in_a_row = 0 if self.stepped else self.in_a_row + 1
-            if self.in_a_row >= LIMIT:
-                raise NotFiniteError(f"{self.worst}. That was the update number {self.in_a_row} in a row", WAY_OUT)
-            if output is not None:
-                tu.get(output, "metrics")[SKIPPED[self.model].removeprefix(f"{self.model}/")] = self.skipped
-            return output
+    def mini_batch(self, train_batch: Callable[..., Any], data: Any, loss_function: Callable[..., Any]) -> Any:
+        self.finite, self.blamed, self.left_out = True, [], ""
+        output = train_batch(data, loss_function=around_loss(loss_function, self._checked_loss))
+        searches = getattr(self.engine, "scaler", None) is not None  # fp16: overflows find the scale of the loss
+        self.stepped |= not self.left_out or (searches and self.left_out == NORM)
+        if self.left_out:
+            self.skipped += 1
+            self._report(data)
+        return output
 
-        return run
+    def _checked_loss(self, loss: Callable[..., Any], model_output: Any, data: Any, dp_group: Any) -> Any:
+        """The loss of a micro-batch; notes one that is not finite, and the rows that have one."""
+        value, metrics = loss(model_output=model_output, data=data, dp_group=dp_group)
+        if not torch.isfinite(value).all():
+            self.finite = False
+            self.blamed += rows_with_such_a_loss(loss, model_output, data, dp_group)
+        return value, metrics
 
-    def _watching(self, train_batch: Callable[..., Any]) -> Callable[..., Any]:
-        """A mini-batch with its optimizer step."""
-
-        @wraps(train_batch)
-        def run(data: Any, loss_function: Callable[..., Any]) -> Any:
-            self.finite, self.blamed, self.left_out = True, [], ""
-            output = train_batch(data, loss_function=self._checking(loss_function))
-            searches = getattr(self.engine, "scaler", None) is not None  # fp16: overflows find the scale of the loss
-            self.stepped |= not self.left_out or (searches and self.left_out == NORM)
-            if self.left_out:
-                self.skipped += 1
-                self._report(data)
-            return output
-
-        return run
-
-    def _checking(self, loss: Callable[..., Any]) -> Callable[..., Any]:
-        """The loss function of a micro-batch, which notes a loss that is not finite, and the rows that have one."""
-
-        @wraps(loss)
-        def checked(model_output: Any, data: Any, dp_group: Any = None) -> Any:
-            value, metrics = loss(model_output=model_output, data=data, dp_group=dp_group)
-            if not torch.isfinite(value).all():
-                self.finite = False
-                self.blamed += rows_with_such_a_loss(loss, model_output, data, dp_group)
-            return value, metrics
-
-        return checked
-
-    def _finite_alone(self, optimizer_step: Callable[[], Any]) -> Callable[[], Any]:
-        """The optimizer step where loss and gradient norm are finite; returns the norm, NaN where it is not known."""
-
-        @wraps(optimizer_step)
-        def run() -> Any:
-            if not of_all_ranks(self.finite):
-                self.left_out = "loss"
-                return math.nan
-            megatron = hasattr(self.engine.optimizer, "step_with_ready_grads")
-            norm = self._megatron_step(self.engine.optimizer, optimizer_step) if megatron else optimizer_step()
-            if not math.isfinite(norm):
-                self.left_out = NORM
-            return norm
-
-        return run
+    def optimizer_step(self, optimizer_step: Callable[[], Any]) -> Any:
+        """The step where loss and gradient norm are finite; returns the norm, NaN where it is not known."""
+        if not of_all_ranks(self.finite):
+            self.left_out = "loss"
+            return math.nan
+        megatron = hasattr(self.engine.optimizer, "step_with_ready_grads")
+        norm = self._megatron_step(self.engine.optimizer, optimizer_step) if megatron else optimizer_step()
+        if not math.isfinite(norm):
+            self.left_out = NORM
+        return norm
 
     @staticmethod
     def _megatron_step(optimizer: Any, optimizer_step: Callable[[], Any]) -> Any:
@@ -160,7 +177,8 @@ class FiniteUpdates:
     def _findings(self, data: Any) -> Iterator[Finding]:
         """What is wrong with the samples of this rank's mini-batch."""
         rows = data[ROW].tolist()
-        columns = {name: column for name, column in data.items() if is_float(column)}
+        tensors = ((name, column) for name, column in data.items() if isinstance(column, torch.Tensor))
+        columns = {name: column for name, column in tensors if column.is_floating_point()}
         for name, column in columns.items():
             for row, values in zip(rows, column.unbind(), strict=True):
                 if len(bad := (~values.isfinite()).flatten().nonzero()):
@@ -190,10 +208,6 @@ WAY_OUT = (
 )
 
 
-def is_float(column: Any) -> bool:
-    return isinstance(column, torch.Tensor) and column.is_floating_point()
-
-
 def rows_with_such_a_loss(loss: Callable[..., Any], model_output: Any, data: Any, dp_group: Any) -> list[int]:
     """The numbers of the rows of a micro-batch that have a loss which is not finite by themselves; else all of them."""
     rows, outputs = data[ROW].tolist(), tu.get_tensordict(dict(model_output))
@@ -214,17 +228,14 @@ def of_all_ranks(holds: bool) -> bool:
 
 
 def gathered(value: Any) -> list[Any]:
-    """What each rank gave; all ranks call it together."""
+    """The values of all ranks, which call it together."""
     values: list[Any] = [None] * torch.distributed.get_world_size()
     torch.distributed.all_gather_object(values, value)
     return values
 
 
 def has_finite_weights(engine: Any) -> bool:
-    """Whether all weights of an engine of verl are finite, on every rank; all of them call it together.
-
-    It reads each weight once, where it is computed with: weights that are put away are brought back for it.
-    """
+    """Whether all weights of an engine of verl are finite, on every rank; all of them call it together."""
     with engine.eval_mode(), torch.no_grad():
         chunks = engine.module if isinstance(engine.module, list) else [engine.module]
         parameters = (getattr(weight, "_local_tensor", weight) for chunk in chunks for weight in chunk.parameters())

@@ -1,9 +1,8 @@
 """Lends the trainer's devices to generation between its computations, and reclaims them for each.
 
-Owned state: whose devices training has, and how long hand-overs and computations took. A device is handed over only
-between two computations, in the trainer's control thread. The rollout manager has paused the replicas before the
-trainer computes. The lending policy decides, from these times and what the data planes observe, whether a gap between
-two computations is worth two hand-overs, and whether the calls of a reclaimed device go on elsewhere.
+A device is handed over only between two computations, in the trainer's thread; the rollout manager has paused the
+replicas before the trainer computes. The lending policy decides, from what was measured and what the data planes
+observe, whether a gap is worth two hand-overs, and whether the calls of a reclaimed device go on elsewhere.
 """
 
 from __future__ import annotations
@@ -14,37 +13,155 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import KW_ONLY, dataclass, field, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import ray
 
 from seamless_verl.resources.lending.marginal import moving_average
-from seamless_verl.resources.lending.policy import Costs, Decision, LendingPolicy, LendingView, Use
-from seamless_verl.trainer.lending_view import DeviceViews, TrainingProgress
+from seamless_verl.resources.lending.policy import (
+    Costs,
+    Decision,
+    Demand,
+    DeviceView,
+    LendingPolicy,
+    LendingView,
+    Tag,
+    Use,
+)
+from seamless_verl.rollout.observation import ReplicaLoad, RolloutObservation
 
 if TYPE_CHECKING:
     from seamless_verl.data_plane.client import DataPlaneClient, PlacedReplica
-    from seamless_verl.rollout.observation import RolloutObservation
+
+MEASURED_S = 1.0  # the shortest time over which a rate is measured: calls report their tokens in pieces
+BOTH, TRAIN, ROLLOUT = frozenset({Tag.TRAIN, Tag.ROLLOUT}), frozenset({Tag.TRAIN}), frozenset({Tag.ROLLOUT})
+UPDATE = "update_actor"  # the last computation of a mini-batch
+# Worker groups and their methods that compute on the trainer's devices and return when they have. The critic's do not
+# wait: see `SeamlessTrainer._compute_values`.
+COMPUTATIONS = {
+    "actor_rollout_wg": ("compute_log_prob", UPDATE),
+    "ref_policy_wg": ("compute_ref_log_prob",),
+}
+NOTHING: Mapping[str, Any] = MappingProxyType({})
+T = TypeVar("T")
 
 
+@dataclass(frozen=True)
+class TrainingProgress:
+    """How far training is: what it waits for, and how many mini-batches it has taken, in all and in this step.
+
+    `late` are the prompts whose groups hold training back; `unfinished` counts the sessions of all that generate, those
+    that ended before the last of their group among them.
+    """
+
+    demand: Demand
+    trained: int
+    update: int
+    late: tuple[str, ...] = ()
+    unfinished: int = 0
+
+
+@dataclass(frozen=True)
+class RunDevices:
+    """The devices of a run, named as in the ledger: `shared` and `rollout` by replica, and all that train."""
+
+    shared: dict[str, tuple[str, ...]]
+    rollout: dict[str, tuple[str, ...]]
+    training: tuple[str, ...]
+
+
+class DeviceViews:
+    """Makes the devices of a policy's view from what the data planes observe.
+
+    Owned state: when each replica that generates was looked at last and its load then, its tokens/s, and those of one
+    call on it.
+    """
+
+    def __init__(self, devices: RunDevices, observe: Callable[[Sequence[str]], RolloutObservation]) -> None:
+        self.devices, self.observe = devices, observe
+        self._since: dict[str, tuple[float, ReplicaLoad]] = {}
+        self._rates: dict[str, float] = {}
+        self._speeds: dict[str, float] = {}
+
+    def look(
+        self, reclaimed: set[str], progress: TrainingProgress, now: float
+    ) -> tuple[tuple[DeviceView, ...], Demand]:
+        """All devices, where training has those of `reclaimed` replicas, and the demand with the calls there are."""
+        observation = self.observe(progress.late)
+        self.measure(observation, reclaimed, now)
+        views = [
+            view
+            for tags, replicas in ((BOTH, self.devices.shared), (ROLLOUT, self.devices.rollout))
+            for name, devices in replicas.items()
+            for view in self._views(observation.of(name), devices, tags, generates=name not in reclaimed)
+        ]
+        shared = {device for devices in self.devices.shared.values() for device in devices}
+        views += [DeviceView(device, TRAIN, Use.TRAIN) for device in self.devices.training if device not in shared]
+        running = sum(load.running for load in observation.replicas)
+        demand = replace(
+            progress.demand,
+            held=bool(progress.late),
+            waiting=observation.waiting,
+            coming=max(0, progress.unfinished - running - observation.waiting),
+            finished=observation.finished,
+        )
+        return tuple(views), demand
+
+    def measure(self, observation: RolloutObservation, reclaimed: set[str], now: float) -> None:
+        """Measures the rates, without a view: also while all devices are lent and there is nothing to decide."""
+        for name in (*self.devices.shared, *self.devices.rollout):
+            if name in reclaimed:
+                self._since.pop(name, None)
+            else:
+                self._measure(observation.of(name), now)
+
+    def _measure(self, load: ReplicaLoad, now: float) -> None:
+        name = load.replica_id
+        began, before = self._since.setdefault(name, (now, load))
+        if load.generated < before.generated:  # its data plane was restarted
+            self._since[name] = (now, load)
+        elif now - began >= MEASURED_S:
+            rate = self._rates[name] = (load.generated - before.generated) / (now - began)
+            self._since[name] = (now, load)
+            if rate > 0 and (calls := before.running + load.running):
+                self._speeds[name] = moving_average(self._speeds.get(name), rate / (calls / 2))
+
+    def _views(
+        self, load: ReplicaLoad, devices: Sequence[str], tags: frozenset[Tag], *, generates: bool
+    ) -> list[DeviceView]:
+        speed = self._speeds.get(load.replica_id, 0.0)
+        return [
+            DeviceView(
+                device,
+                tags,
+                Use.ROLLOUT if generates else Use.TRAIN,
+                running=load.running,
+                urgent=load.urgent,
+                rate=self._rates.get(load.replica_id, 0.0) if generates else 0.0,
+                longest_s=load.longest / speed if speed else 0.0,
+                slots=load.slots,
+                engine=load.replica_id,
+            )
+            for device in devices
+        ]
+
+
+@dataclass(eq=False)
 class LendingStatistics:
     """Moving averages, in seconds: of a hand-over each way, of a mini-batch's computations, and of the gap after each
     kind of them."""
 
-    def __init__(self) -> None:
-        self.switch_s = 0.0
-        self.lend_s: float | None = None  # None: as long as a switch
-        self.train_s: float | None = None
-        self.gaps: dict[str, float] = {}
-        self.computed_s = 0.0  # of the current mini-batch
-        self.last_computation: tuple[str, float] | None = None
+    switch_s: float = 0.0
+    lend_s: float | None = None  # None: as long as a switch
+    train_s: float | None = None
+    gaps: dict[str, float] = field(default_factory=dict)
+    computed_s: float = 0.0  # of the current mini-batch
+    last_computation: tuple[str, float] | None = None
 
     def add_switch(self, seconds: float) -> None:
         self.switch_s = moving_average(self.switch_s or None, seconds)
-
-    def add_lend(self, seconds: float) -> None:
-        self.lend_s = moving_average(self.lend_s, seconds)
 
     def computation_began(self) -> None:
         if self.last_computation is not None:
@@ -74,50 +191,26 @@ class LendingStatistics:
         self.gaps = dict(state["gaps"])
 
 
-T = TypeVar("T")
-NOTHING: Mapping[str, Any] = MappingProxyType({})
-UPDATE = "update_actor"  # the last computation of a mini-batch
-# Worker groups and their methods that compute on the trainer's devices and return when they have. The critic's do not
-# wait: see `SeamlessTrainer._compute_values`.
-COMPUTATIONS = {
-    "actor_rollout_wg": ("compute_log_prob", UPDATE),
-    "ref_policy_wg": ("compute_ref_log_prob",),
-}
-
-
+@dataclass(eq=False)
 class DeviceLending(ABC):
-    """Lends the trainer's devices to the replicas on them, and reclaims them for computations.
+    """Lends the trainer's devices to the replicas on them, and reclaims them for computations."""
 
-    Args:
-        client: the data plane client.
-        replicas: the replicas on the trainer's devices.
-        policy: decides which devices generate between two computations.
-        views: makes what the policy sees of the devices.
-        progress: returns how far training is.
-        wait_for_group: waits for a group to end; returns whether one did before its time was over.
-        switching: records a hand-over in the ledger.
-        wait_for_loads: returns when no replica loads weights on these devices; raises if a load has failed.
-    """
+    client: DataPlaneClient
+    replicas: Sequence[PlacedReplica]  # on the trainer's devices
+    policy: LendingPolicy  # decides which devices generate between two computations
+    views: DeviceViews
+    progress: Callable[[], TrainingProgress]
+    wait_for_group: Callable[[], bool]  # waits for a group to end; whether one did before its time was over
+    switching: Callable[[], AbstractContextManager[None]]  # records a hand-over in the ledger
+    wait_for_loads: Callable[[], None] = lambda: None
+    """returns when no replica loads weights on these devices; raises if a load has failed"""
+    depth = 0  # of `training`
+    clock_offset_s = 0.0  # a resumed run's clock goes on where the checkpoint's was
 
-    def __init__(
-        self,
-        client: DataPlaneClient,
-        replicas: Sequence[PlacedReplica],
-        policy: LendingPolicy,
-        views: DeviceViews,
-        progress: Callable[[], TrainingProgress],
-        wait_for_group: Callable[[], bool],
-        switching: Callable[[], AbstractContextManager[None]],
-        wait_for_loads: Callable[[], None] = lambda: None,
-    ) -> None:
-        self.client, self.replicas, self.policy, self.views = client, replicas, policy, views
-        self.progress, self.wait_for_group = progress, wait_for_group
-        self.switching, self.wait_for_loads = switching, wait_for_loads
-        self.ids = [replica.replica_id for replica in replicas]
+    def __post_init__(self) -> None:
+        self.ids = [replica.replica_id for replica in self.replicas]
         self.statistics = LendingStatistics()
         self.reclaimed: set[str] = set()  # replicas whose devices training has
-        self.depth = 0
-        self.clock_offset_s = 0.0  # a resumed run's clock goes on where the checkpoint's was
 
     @contextmanager
     def training(self, name: str) -> Iterator[None]:
@@ -134,14 +227,11 @@ class DeviceLending(ABC):
             self.offer_after(name)
 
     def offer_after(self, name: str) -> None:
-        """Called when this computation has ended."""
+        """This computation has ended."""
         self.offer(self.statistics.gaps.get(name))
 
     def offer(self, due_in_s: float | None) -> None:
-        """Lends the devices that the policy decides to lend.
-
-        Training needs them again in `due_in_s` seconds; None: it waits for what they are to generate.
-        """
+        """Lends what the policy decides to lend; training needs it in `due_in_s` seconds, None: it waits for groups."""
         if not self.reclaimed:
             return
         decision = self.policy.decide(self.view(due_in_s))
@@ -155,27 +245,14 @@ class DeviceLending(ABC):
         self.views.measure(seen, self.reclaimed, time.monotonic() + self.clock_offset_s)
 
     def before_commit(self) -> None:
-        """Called when the next computation is a batch away, and new weights are about to be loaded."""
+        """The next computation is a batch away, and new weights are about to be loaded."""
         self.offer(None)
 
     def on_committed(self) -> None:  # noqa: B027 - optional in a subclass
-        """Called when a new version is committed, and the replicas load it."""
+        """A new version is committed, and the replicas load it."""
 
     def on_started(self, ids: Sequence[str]) -> None:  # noqa: B027 - optional in a subclass
-        """Called when these replicas, whose devices training does not use now, were started again and have loaded."""
-
-    def wrap(
-        self, name: str, computation: Callable[..., T], prepare: Callable[..., Callable[[], T]] | None = None
-    ) -> Callable[..., T]:
-        """The computation inside `training`; with its arguments `prepare` gives it before the devices are reclaimed."""
-
-        @functools.wraps(computation)
-        def wrapped(*args: Any, **kwargs: Any) -> T:
-            prepared = prepare(*args, **kwargs) if prepare else functools.partial(computation, *args, **kwargs)
-            with self.training(name):
-                return prepared()
-
-        return wrapped
+        """These replicas, whose devices training does not use now, were started again and have loaded."""
 
     def reclaims(self) -> bool:
         """Whether training has to reclaim devices before it computes."""
@@ -186,8 +263,8 @@ class DeviceLending(ABC):
     ) -> None:
         """Puts each computation of the actor's and the reference's worker groups, by verl's names, inside `training`.
 
-        `prepared` has, by the computation's name, what makes `wrap`'s `prepare` of the group, the computation and this.
-        The critic's group returns before it has computed, so the trainer puts what waits for it inside.
+        `prepared` has, by the computation's name, what makes of the group, the computation and this a function that
+        gets the computation's arguments before the devices are reclaimed, and returns what is then to be computed.
         """
         for group_name, methods in COMPUTATIONS.items():
             group = groups.get(group_name)
@@ -196,14 +273,22 @@ class DeviceLending(ABC):
                 if computation is None or hasattr(computation, "__wrapped__"):
                     continue
                 prepare = prepared[name](group, computation, self) if name in prepared else None
-                setattr(group, name, self.wrap(name, computation, prepare))
+                setattr(group, name, self._inside_training(name, computation, prepare))
+
+    def _inside_training(self, name: str, computation: Callable[..., T], prepare: Any) -> Callable[..., T]:
+        @functools.wraps(computation)
+        def wrapped(*args: Any, **kwargs: Any) -> T:
+            prepared = prepare(*args, **kwargs) if prepare else functools.partial(computation, *args, **kwargs)
+            with self.training(name):
+                return prepared()  # type: ignore[no-any-return]
+
+        return wrapped
 
     def view(self, due_in_s: float | None) -> LendingView:
         """What the policy sees. The trainer's devices are all handed over together, since an update needs all."""
         progress, now = self.progress(), time.monotonic() + self.clock_offset_s
         devices, demand = self.views.look(self.reclaimed, progress, now)
-        done = (progress.trained, progress.update)
-        return LendingView(now, devices, demand, self.statistics.costs, due_in_s, *done)
+        return LendingView(now, devices, demand, self.statistics.costs, due_in_s, progress.trained, progress.update)
 
     def state_dict(self) -> dict[str, Any]:
         """The policy's state, what was measured, and the time on the clock of the views, as plain data."""
@@ -257,12 +342,11 @@ class DeviceLending(ABC):
         """Lets these replicas generate again."""
 
 
+@dataclass(eq=False)
 class ResidentLending(DeviceLending):
     """Both sides stay in memory: replicas pause for a computation and resume after it."""
 
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
-        self.resuming: list[Any] = []  # replies of `resume` that were not awaited
+    resuming: list[Any] = field(default_factory=list, kw_only=True)  # replies of `resume` that were not awaited
 
     def reclaim(self, ids: list[str], cut: list[str]) -> None:
         ray.get(self.resuming)  # a restarted data plane may receive both commands in any order
@@ -273,18 +357,18 @@ class ResidentLending(DeviceLending):
         self.resuming.append(self.client.actor.execute.remote("resume", ids))
 
 
+@dataclass(eq=False)
 class ReleasedLending(DeviceLending):
-    """Replicas release memory for training: their cache, and with it their weights or not.
+    """Replicas release memory for training: their cache, and with it their weights or not."""
 
-    Args:
-        put_away: puts the memory of all that are released away.
-        load: takes the memory of some of them back, with the committed weights; returns those that then serve.
-    """
+    _: KW_ONLY
+    put_away: Callable[[], Any]  # the memory of all that are released
+    load: Callable[[list[str]], list[str]]
+    """takes the memory of some of them back, with the committed weights; returns those that then serve"""
+    lent = 0
 
-    def __init__(self, *args: Any, put_away: Callable[[], Any], load: Callable[[list[str]], list[str]]) -> None:
-        super().__init__(*args)
-        self.put_away, self.load = put_away, load
-        self.lent = 0
+    def __post_init__(self) -> None:
+        super().__post_init__()
         self.orders = itertools.count(1)  # an order repeated after a restart of the data plane gets the same answer
 
     def reclaim(self, ids: list[str], cut: list[str]) -> None:
@@ -309,7 +393,7 @@ class ReleasedLending(DeviceLending):
         with self.switching():
             began = time.monotonic()
             serving = self.load(ids)
-            self.statistics.add_lend(time.monotonic() - began)
+            self.statistics.lend_s = moving_average(self.statistics.lend_s, time.monotonic() - began)
         self.lent += len(serving)
         if len(serving) < len(ids):
             ray.get(self.client.actor.checked_metrics.remote())  # ends the run if nothing serves now

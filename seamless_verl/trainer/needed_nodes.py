@@ -2,11 +2,8 @@
 
 verl spreads agent loop workers, reward workers and TransferQueue over all nodes, and leaves its router to Ray. The loss
 of a node that only generates would then end a run that could do without its replicas. Here these actors get the nodes
-whose loss ends the run in any case: the task runner's, and those of machines that do more than generate. Without tags
-all nodes are alike, and verl's spreading stays, and TransferQueue's where its setting names a resource of its nodes.
-
-verl has no factory for these: it asks `ray.nodes()` in three modules, and gives its router no options. So the name
-`ray` is another one there while the actors are made.
+whose loss ends the run in any case. Without tags all nodes are alike, and verl's spreading stays. verl has no factory
+for these: the name `ray` is another one in three of its modules while the actors are made.
 """
 
 from __future__ import annotations
@@ -27,7 +24,7 @@ from verl.workers.rollout import router
 from seamless_verl.config.planning import plan_by_tags
 from seamless_verl.platform.adaptation import rebound
 from seamless_verl.resources.machines import needed_nodes
-from seamless_verl.trainer.cluster import cluster_nodes
+from seamless_verl.trainer.pools import cluster_nodes
 
 SPREADING = (agent_loop, reward_loop, common, router)  # modules that choose nodes through their name `ray`
 STORAGE_RESOURCE = "transfer_queue.backend.SimpleStorage.required_node_resource"

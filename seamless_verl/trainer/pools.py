@@ -1,9 +1,8 @@
 """Places verl's resource pools and worker groups on the machines of the plan, which may differ from each other.
 
-Each machine of the plan is first assigned to a node of the cluster, and Ray's label selector for the node's id keeps it
-there. A machine for which no node has room yet is requested by its labels alone: an autoscaling cluster then starts a
-node, which is awaited for at most `wait_s` seconds. Worker groups follow the machines of their pool; verl's own treat a
-pool as copies of its first machine.
+Each machine of the plan is assigned to a node of the cluster, where Ray's label selector keeps it. One for which no
+node has room yet is requested by its labels alone: an autoscaling cluster then starts a node, which is awaited for at
+most `wait_s` seconds. Worker groups follow their machines; verl's own treat a pool as copies of its first one.
 
 Invariant: one node for each machine, and on no node more devices than it has.
 """
@@ -20,6 +19,7 @@ from typing import Any
 
 import ray
 from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
+from verl.plugin.platform import get_platform
 from verl.single_controller.ray.base import RayResourcePool, ResourcePoolManager
 from verl.trainer.ppo.utils import Role
 
@@ -34,13 +34,38 @@ from seamless_verl.resources.machines import (
 )
 from seamless_verl.resources.plan import Plan
 from seamless_verl.resources.tags import KEY
-from seamless_verl.trainer.cluster import cluster_nodes, device_resource
 
 logger = logging.getLogger(__name__)
 NODE_ID = "ray.io/node-id"
 WAITING_S = 5.0  # between two lines on what is waited for
 REPLICA_POOL = re.compile(r"rollout_pool_(\d+)")  # as verl names the pool of a standalone replica
 READY_S = 60.0  # for Ray to reserve bundles on nodes that exist
+
+
+def cluster_nodes() -> list[ClusterNode]:
+    """The nodes that are alive, ordered by address, as verl orders ranks."""
+    resource, found = device_resource(), list[ClusterNode]()
+    available = ray._private.state.available_resources_per_node()  # as in verl's own check
+    draining = ray._private.state.state.get_draining_nodes()  # Ray 2.60 says it nowhere else
+    for node in sorted(ray.nodes(), key=lambda node: (node["NodeManagerAddress"], node["NodeID"])):
+        if node["Alive"]:
+            free = available.get(node["NodeID"], node["Resources"])  # a new node is not listed yet
+            known = ClusterNode(
+                node["NodeID"],
+                devices=int(node["Resources"].get(resource, 0)),
+                free=int(free.get(resource, 0)),
+                labels=tuple(sorted(node["Labels"].items())),
+                address=node["NodeManagerAddress"],
+                cpus=node["Resources"].get("CPU", 0.0),
+                free_cpus=free.get("CPU", 0.0),
+                leaving=node["NodeID"] in draining,
+            )
+            found.append(known)
+    return found
+
+
+def device_resource() -> str:
+    return str(get_platform().ray_resource_name())
 
 
 def shortage_error(machines: Sequence[Machine], nodes: Sequence[ClusterNode], problem: str) -> ConfigError:
@@ -210,9 +235,10 @@ class TagPools:
         self.nodes |= {} if missing else moved
         return missing
 
-    def machines_of(self, rank: int) -> list[Machine]:
-        """The machines of this replica."""
-        return list(self._machines_of(self.plan.replicas[rank].devices))
+    def nodes_of(self, rank: int) -> set[str]:
+        """The nodes of this replica's machines, as far as they have any."""
+        machines = self._machines_of(self.plan.replicas[rank].devices)
+        return {self.nodes[machine.number] for machine in machines if machine.number in self.nodes}
 
     def _without_promised(self, node: ClusterNode) -> ClusterNode:
         """The node less the devices that its machines of this run have or are about to reserve."""

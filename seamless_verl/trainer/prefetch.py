@@ -1,9 +1,6 @@
 """The batch of an update is fetched while engines are being frozen for it, where verl fetches it when they are.
 
-A worker reads its rows out of TransferQueue before it trains them, and its device has nothing to do meanwhile. Fetching
-needs no device: it begins before they are reclaimed, and early enough to be over when they are.
-
-Owned state: each worker the batch that it has fetched, until its next update takes it; the trainer how long it takes.
+A worker reads its rows out of TransferQueue before it trains them, for which it needs no device.
 """
 
 from __future__ import annotations
@@ -57,10 +54,7 @@ class FetchesAhead:
 
 
 class BatchPrefetch:
-    """Begins the fetch of an update's batch; `update` of the worker group `group` is called where it is no gain.
-
-    That is where training has its devices already.
-    """
+    """Begins the fetch of an update's batch; where training has its devices already, `update` of `group` is called."""
 
     def __init__(self, group: Any, update: Callable[[Any], Any], lending: DeviceLending) -> None:
         self.group, self.update, self.lending = group, update, lending

@@ -1,16 +1,11 @@
-"""Submits prompts for generation as far as the staleness bound has room.
-
-Owned state: how many mini-batches training has taken, in this step and in all, how many steps' worth of prompts run
-ahead, and which prompts are deferred. How many prompts may be submitted follows from these, from the outstanding
-prompts, which the buffer counts, and from the staleness bound.
-"""
+"""Submits prompts for generation as far as the staleness bound has room."""
 
 from __future__ import annotations
 
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from typing import Any
 
@@ -20,11 +15,11 @@ from verl.utils import tensordict_utils as tu
 from seamless_verl.agent_loops.assignments import UNENDED
 from seamless_verl.resources.ahead import AheadLevel, EngineUse, StalenessBound
 from seamless_verl.resources.lending.policy import Demand
-from seamless_verl.resources.tail_batching import Draw, DrawView, TailBatching
+from seamless_verl.resources.tail_batching import Draw, TailBatching
 from seamless_verl.runtime.process import BackgroundTask
 from seamless_verl.runtime.sample_lengths import LengthRecord
-from seamless_verl.trainer.lending_view import TrainingProgress
-from seamless_verl.trainer.prompt_names import drop_trained, name_again, take_out
+from seamless_verl.trainer.lending import TrainingProgress
+from seamless_verl.trainer.prompt_names import by_step, drop_trained, name_again, pending, take_out
 from seamless_verl.trainer.replay_buffer import SeamlessReplayBuffer
 
 logger = logging.getLogger(__name__)
@@ -32,18 +27,18 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class RunCalls:
-    """What the parts of a run call of verl's trainer, and ask of it.
-
-    `begin_step` is verl's own `prepare_step`, and `manager` gives the agent loop manager.
-    """
+    """What the parts of a run call of verl's trainer, and ask of it."""
 
     step: Callable[[], int]
+    update: Callable[[], int]  # of the step, from 0
     steps_left: Callable[[], int]
-    data_size: Callable[[], int]
+    data_size: Callable[[], int]  # batches of the data loader
+    dataset_size: Callable[[], int]
     add_prompts: Callable[[int], Any]
     submit: Callable[[Any], Any]
-    begin_step: Callable[[], Mapping[str, Any]]
-    manager: Callable[[], Any]
+    begin_step: Callable[[], Mapping[str, Any]]  # verl's own `prepare_step`
+    wait: Callable[[], None]  # for groups to end
+    manager: Callable[[], Any]  # gives the agent loop manager
 
 
 class RunAhead:
@@ -85,40 +80,29 @@ class RunAhead:
         return found
 
 
+@dataclass(eq=False)
 class PromptFeed:
-    """Submits the prompts of a run.
+    """Submits the prompts of a run."""
 
-    Args:
-        run: verl's trainer.
-        buffer: counts outstanding prompts.
-        ahead: how far to run ahead.
-        tail: which prompts to draw, and which deferred ones to begin again.
-        updates: of a step; each takes a batch of the staleness bound.
-        samples: of a prompt, by default.
-        lengths: the record of the samples' lengths, if there is one.
-        stored_generations: verl reads those of an earlier run again (`skip.rollout_tq`): a step submits nothing else.
-    """
+    run: RunCalls
+    buffer: SeamlessReplayBuffer  # counts outstanding prompts
+    _: KW_ONLY
+    ahead: RunAhead
+    tail: TailBatching  # which prompts to draw, and which deferred ones to begin again
+    updates: int  # of a step; each takes a batch of the staleness bound
+    samples: int  # of a prompt, by default
+    lengths: LengthRecord | None = None
+    stored_generations: bool = False
+    """whether verl reads those of an earlier run again (`skip.rollout_tq`): a step submits nothing else"""
+    extra_sessions: Callable[[], int] = lambda: 0  # beyond `samples` of each group, with a sampler
+    step_batches = trained = 0  # mini-batches taken, in this step and in all
+    computing = False  # a mini-batch was taken and is not trained yet
+    prepared: Mapping[str, Any] | Exception | None = None  # for the step that begins next
+    deferring: tuple[Sequence[str], BackgroundTask[None]] | None = None  # the prompts that a step left over
 
-    def __init__(
-        self,
-        run: RunCalls,
-        buffer: SeamlessReplayBuffer,
-        *,
-        ahead: RunAhead,
-        tail: TailBatching,
-        updates: int,
-        samples: int,
-        lengths: LengthRecord | None = None,
-        stored_generations: bool = False,
-    ) -> None:
-        self.run, self.buffer, self.ahead, self.tail, self.updates = run, buffer, ahead, tail, updates
-        self.bound: StalenessBound = buffer.bound
-        self.samples, self.lengths, self.stored_generations = samples, lengths, stored_generations
-        self.step_batches = self.trained = 0  # mini-batches taken, in this step and in all
-        self.computing = False  # a mini-batch was taken and is not trained yet
-        self.prepared: Mapping[str, Any] | Exception | None = None  # for the step that begins next
-        self.deferring: tuple[Sequence[str], BackgroundTask[None]] | None = None  # the prompts that a step left over
-        self.extra_sessions: Callable[[], int] = lambda: 0  # beyond `samples` of each group, with a sampler
+    @property
+    def bound(self) -> StalenessBound:
+        return self.buffer.bound
 
     @property
     def step_prompts(self) -> int:
@@ -170,7 +154,7 @@ class PromptFeed:
     def _draw(self, needed: int, *, begins: bool) -> Draw:
         """Which prompts to submit, where `needed` are lacking."""
         later = max(0, self.run.steps_left()) * self.step_prompts
-        return self.tail.decide(DrawView(needed, needed + later, self.run.data_size(), begins))
+        return self.tail.decide(needed, needed + later, self.run.data_size(), begins)
 
     def _submit(self, draw: Draw) -> None:
         if draw.fresh:
@@ -183,22 +167,18 @@ class PromptFeed:
     def resubmit(self, partition_id: str) -> int:
         """Submits a checkpoint's unfinished prompts again, as if the run had not stopped; returns how many.
 
-        Each keeps the step of its submission, unless it would be too old: what its sessions generated before may be as
-        old as that.
+        Each keeps the step of its submission, as old as what its sessions generated before, unless it would be too old.
         """
         tags = drop_trained(partition_id)
-        unfinished = {uid: tag for uid, tag in tags.items() if tag.get("is_prompt") and tag["status"] in UNENDED}
-        by_step: dict[int, list[str]] = {}
-        for uid, tag in unfinished.items():
-            step, submitted = self.run.step(), int(tag["global_steps"])
-            by_step.setdefault(step if self.bound.too_old(step, submitted) else submitted, []).append(uid)
+        running = {uid: tag for uid, tag in tags.items() if tag.get("is_prompt") and tag["status"] in UNENDED}
+        now, submitted = self.run.step(), {uid: int(tag["global_steps"]) for uid, tag in running.items()}
+        unfinished = {uid: now if self.bound.too_old(now, step) else step for uid, step in submitted.items()}
         if rows := [key for key, tag in tags.items() if not tag.get("is_prompt") and key.split("_")[0] in unfinished]:
             tq.kv_clear(keys=rows, partition_id=partition_id)  # of a group that had ended, but was not marked so
-        for step, uids in sorted(by_step.items()):
+        for step, uids in by_step(unfinished):
             prompts = tq.kv_batch_get(keys=uids, partition_id=partition_id)
             tu.assign_non_tensor_data(prompts, "global_steps", step)
-            marks = [{"is_prompt": True, "status": "pending", "global_steps": step}] * len(uids)
-            tq.kv_batch_put(keys=uids, partition_id=partition_id, tags=marks)
+            tq.kv_batch_put(keys=uids, partition_id=partition_id, tags=pending(uids, step))
             self.run.manager().generate_sequences(prompts)
         return len(unfinished)
 
@@ -236,10 +216,7 @@ class PromptFeed:
         self.computing, self.step_batches = False, 0
 
     def progress(self) -> TrainingProgress:
-        """How far training is, and what it waits for, as of the last look at the queue.
-
-        A mini-batch counts as ready, and as left in the step, until it is trained.
-        """
+        """How far training is, as of the last look at the queue; a mini-batch counts as ready until it is trained."""
         needed, taken = self.bound.batch, int(self.computing)
         left = needed * (self.updates - self.step_batches + taken)
         demand = Demand(ready=self.buffer.finished() + needed * taken, needed=needed, left_in_step=left)

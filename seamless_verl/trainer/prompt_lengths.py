@@ -19,49 +19,6 @@ SCAN_S = 20.0  # for one set, while the run starts up
 LIMIT_KEY, FILTER_KEY = "data.max_prompt_length", "data.filter_overlong_prompts"
 
 
-@dataclass
-class PromptLengths:
-    """How many prompts were scanned, how many are too long or could not be rendered, and the longest in tokens."""
-
-    scanned: int = 0
-    too_long: int = 0
-    longest: int = 0
-    failed: int = 0
-    error: str = ""  # of the first that failed
-
-    def warnings(self, key: str, limit: int) -> list[str]:
-        """Warnings for the user about the prompts of the data set under `key`."""
-        found, scanned = [], f"{self.scanned} scanned prompts of {key}"
-        if self.too_long:
-            found.append(
-                f"{LIMIT_KEY}={limit}: {self.too_long} of {scanned} have more tokens, up to {self.longest}, and lose "
-                f"their beginning. Set {LIMIT_KEY}={self.longest} to keep them whole, or {FILTER_KEY}=True to leave "
-                "them out"
-            )
-        if self.failed:
-            found.append(f"{self.failed} of {scanned} cannot be rendered. The first: {self.error}")
-        return found
-
-
-def scan_lengths(
-    prompts: Iterable[Any], length: Callable[[Any], int], limit: int, seconds: float = SCAN_S
-) -> PromptLengths:
-    """Scans as many prompts as it can within `seconds`; `length` is the number of tokens of one."""
-    found, until = PromptLengths(), time.monotonic() + seconds
-    for prompt in prompts:
-        if time.monotonic() > until:
-            break
-        found.scanned += 1
-        try:
-            tokens = length(prompt)
-        except Exception as problem:  # a chat template may raise anything; the agent loop will raise it again
-            found.failed, found.error = found.failed + 1, found.error or f"{type(problem).__name__}: {problem}"
-            continue
-        found.too_long += tokens > limit
-        found.longest = max(found.longest, tokens)
-    return found
-
-
 @dataclass(frozen=True)
 class PromptScan:
     """Scans the prompts of one of verl's data sets. It is made before another thread uses the tokenizer."""
@@ -70,15 +27,26 @@ class PromptScan:
     prompts: Iterable[Any]
     length: Callable[[Any], int]
 
-    def log_warnings(self, limit: int) -> None:
-        """Warns of prompts with more than `limit` tokens; an error of the scan is logged, since it ends no run."""
-        try:
-            warnings = scan_lengths(self.prompts, self.length, limit).warnings(self.key, limit)
-        except Exception as error:
-            why = f"{type(error).__name__}: {error}"
-            warnings = [f"the prompts of {self.key} that are too long cannot be counted: {why}"]
-        for warning in warnings:
-            logger.warning("%s", warning)
+    def warnings(self, limit: int, seconds: float = SCAN_S) -> list[str]:
+        """About prompts with more than `limit` tokens, among as many as are scanned within so many seconds."""
+        until, lengths, problems, found = time.monotonic() + seconds, list[int](), list[str](), list[str]()
+        for prompt in self.prompts:
+            if time.monotonic() > until:
+                break
+            try:
+                lengths.append(self.length(prompt))
+            except Exception as problem:  # a chat template may raise anything; the agent loop will raise it again
+                problems.append(f"{type(problem).__name__}: {problem}")
+        scanned = f"{len(lengths) + len(problems)} scanned prompts of {self.key}"
+        if too_long := sum(tokens > limit for tokens in lengths):
+            found.append(
+                f"{LIMIT_KEY}={limit}: {too_long} of {scanned} have more tokens, up to {max(lengths)}, and lose "
+                f"their beginning. Set {LIMIT_KEY}={max(lengths)} to keep them whole, or {FILTER_KEY}=True to leave "
+                "them out"
+            )
+        if problems:
+            found.append(f"{len(problems)} of {scanned} cannot be rendered. The first: {problems[0]}")
+        return found
 
 
 def prompt_scans(datasets: dict[str, Any]) -> list[PromptScan]:
@@ -93,8 +61,15 @@ def prompt_scans(datasets: dict[str, Any]) -> list[PromptScan]:
 
 
 def warn_of_long_prompts(scans: Iterable[PromptScan], limit: int) -> None:
+    """Logs the warnings of each scan, or the error that ended it: no scan ends a run."""
     for scan in scans:
-        scan.log_warnings(limit)
+        try:
+            warnings = scan.warnings(limit)
+        except Exception as error:
+            why = f"{type(error).__name__}: {error}"
+            warnings = [f"the prompts of {scan.key} that are too long cannot be counted: {why}"]
+        for warning in warnings:
+            logger.warning("%s", warning)
 
 
 def prompts_of(dataset: Any) -> Iterable[Any]:

@@ -1,20 +1,16 @@
 """Names the prompts that a run draws, defers and goes on with, so that a resumed run gives them the same names.
 
-verl gives each prompt a random uid. After a resume it draws what was drawn after the checkpoint a second time, under
-another uid, and nothing that the journal has of it could be found again. Here a uid follows from the run, from how many
-prompts it drew before, and from the prompt itself: another data set, or another order, gives other uids. Without
-`data.seed` verl draws another subset (`data.train_max_samples`) at each start, so a run chooses a seed, and keeps it.
-
-Deferred prompts stand in a partition of TransferQueue of their own, which verl's checkpoints keep too.
-
-Owned state: the run's name and its data's seed, which its first start chose, and the number of prompts drawn. All are
-in each checkpoint.
+verl gives each prompt a random uid, and draws what was drawn after the checkpoint under another one after a resume, so
+that nothing that the journal has of it could be found again. Here a uid follows from the run, from how many prompts it
+drew before, and from the prompt itself. Without `data.seed` verl draws another subset (`data.train_max_samples`) at
+each start, so a run chooses a seed, and keeps it. Deferred prompts stand in a partition of TransferQueue of their own.
 """
 
 from __future__ import annotations
 
 import json
 import uuid
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -31,7 +27,7 @@ BEGUN_AGAIN = uuid.uuid5(uuid.NAMESPACE_OID, "deferred prompts that begin again"
 
 
 class PromptNames:
-    """The names of one run; a run that is not resumed chooses its own name."""
+    """The names of one run; its first start chooses its name and its data's seed, which each checkpoint has."""
 
     def __init__(self) -> None:
         self.run, self.drawn = uuid.uuid4().hex, 0
@@ -60,19 +56,27 @@ def data_rows(batch: TensorDict) -> list[dict[str, Any]]:
     return [{name: values[i] for name, values in columns.items()} for i in range(len(batch))]
 
 
+def pending(uids: Sequence[str], step: int) -> list[dict[str, Any]]:
+    """TransferQueue's tags of these prompts where their groups begin, as of `step`."""
+    return [{"is_prompt": True, "status": "pending", "global_steps": step} for _ in uids]
+
+
+def by_step(submitted: Mapping[str, int]) -> list[tuple[int, list[str]]]:
+    """The prompts of each step, of the steps in which they were submitted; oldest first."""
+    found = defaultdict[int, list[str]](list)
+    for uid, step in submitted.items():
+        found[step].append(uid)
+    return sorted(found.items())
+
+
 def put_aside(uids: Sequence[str], step: int) -> None:
     """Copies these prompts of the training partition to the deferred ones; the caller then clears them there."""
     batch = tq.kv_batch_get(keys=list(uids), partition_id=TRAIN)
-    tags = [{"is_prompt": True, "status": "pending", "global_steps": step} for _ in uids]
-    tq.kv_batch_put(keys=list(uids), partition_id=DEFERRED, tags=tags, fields=batch)
+    tq.kv_batch_put(keys=list(uids), partition_id=DEFERRED, tags=pending(uids, step), fields=batch)
 
 
 def take_out(uids: Sequence[str], step: int) -> Any:
-    """A batch of these deferred prompts for `step`, as the dataloader would give it: each is a new group.
-
-    The uid of its own follows from the one that was deferred, so that a resumed run gives it again and its sessions are
-    found. The prompts are deferred no longer.
-    """
+    """A batch of these prompts, deferred no longer, for `step`: each is a new group, with the uid `name_again`."""
     batch = tq.kv_batch_get(keys=list(uids), partition_id=DEFERRED)
     tu.assign_non_tensor_stack(batch, "uid", [name_again(uid) for uid in uids])
     tu.assign_non_tensor_data(batch, "global_steps", step)

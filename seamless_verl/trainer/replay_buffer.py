@@ -18,9 +18,8 @@ class SeamlessReplayBuffer(ReplayBufferAsync):
     """verl's asynchronous buffer under a `StalenessBound`.
 
     Sampling takes the oldest finished groups. It waits while that would leave a group behind that could then not be
-    trained in time. A group may still exceed the bound, for example after a resume with a smaller one. It is dropped,
-    counted under `training/off_policy/evicted_samples`, and replaced by a fresh prompt. With `defers` what a step
-    leaves behind is deferred, so that it waits for none.
+    trained in time. A group that exceeds the bound all the same, as after a resume with a smaller one, is dropped,
+    counted, and replaced by a fresh prompt. With `defers` what a step leaves behind is deferred, and not waited for.
     """
 
     def __init__(

@@ -1,9 +1,8 @@
 """Starts lost replicas again, while the run goes on with the others.
 
 A thread asks the data plane which replicas it gave up, and starts another server with its engine on the devices of
-each, or of another node with its labels where these are gone or taken; until there is one, the replica waits. What has
-started is connected by the trainer's thread alone, where weights may be loaded: before a commit, or while training
-waits for groups. So it serves no other weights. On an accelerator that it shares with the trainer it also starts there:
+each, or of another node with its labels. What has started is connected by the trainer's thread alone, where weights may
+be loaded, so that it serves no other weights. On an accelerator that it shares with the trainer it also starts there:
 vLLM measures the memory that it finds free, which neither training nor the copying of a version may change meanwhile.
 
 Invariants:
@@ -19,7 +18,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -45,36 +44,26 @@ def noticed_s(watchdog: WatchdogConfig) -> dict[LossReason, float]:
     return {LossReason.LATE: float(watchdog.transition_s), LossReason.STUCK: watchdog.silent_s}
 
 
+@dataclass(eq=False)
 class ReplicaStarter:
-    """Owns the starts of a run; `begin` begins to look for losses.
+    """Owns the starts of a run; `begin` begins to look for losses."""
 
-    Args:
-        servers: starts a server, and puts it in the place of the lost one.
-        client: the data plane client.
-        limit: starts of a replica in a row; with 0 nothing is started.
-        noticed_s: seconds after which a loss is noticed, by its reason; others are at once.
-        keep_kv: as given to `DataPlaneClient.attach`.
-        must_wait: whether this replica may start only in the trainer's thread, between two computations.
-        wait_staged: called before such a start; returns when no version is copied from the device any more.
-        free_memory: called then; frees memory of the device that the trainer does not use.
-    """
+    servers: SeamlessServers
+    client: DataPlaneClient
+    _: KW_ONLY
+    limit: int  # starts of a replica in a row; with 0 nothing is started
+    noticed_s: Mapping[LossReason, float]  # seconds after which a loss is noticed; for other reasons it is at once
+    keep_kv: bool  # as given to `DataPlaneClient.attach`
+    must_wait: Callable[[PlacedReplica], bool]
+    """whether it may start only in the trainer's thread, between two computations"""
+    wait_committed: Callable[[], Any]
+    """called before such a start; returns when no version is copied from the device any more"""
+    free_memory: Callable[[], Any]  # called then; frees memory of the device that the trainer does not use
+    error: BaseException | None = None
 
-    def __init__(
-        self,
-        servers: SeamlessServers,
-        client: DataPlaneClient,
-        *,
-        limit: int,
-        noticed_s: Mapping[LossReason, float],
-        keep_kv: bool,
-        must_wait: Callable[[PlacedReplica], bool],
-        wait_staged: Callable[[], Any],
-        free_memory: Callable[[], Any],
-    ) -> None:
-        self.servers, self.client, self.keep_kv = servers, client, keep_kv
-        self.must_wait, self.wait_staged, self.free_memory = must_wait, wait_staged, free_memory
-        self.placed = {placed.replica_id: placed for placed in servers.placed}
-        self.restarts = Restarts(self.placed, limit, noticed_s=noticed_s)
+    def __post_init__(self) -> None:
+        self.placed = {placed.replica_id: placed for placed in self.servers.placed}
+        self.restarts = Restarts(self.placed, self.limit, noticed_s=self.noticed_s)
         self.returns: Counter[str] = Counter()  # of each replica, by which a reply from before a return is known
         self.drained: set[str] = set()  # replicas that were ended and are not known to be lost yet
         self.missing: dict[str, float] = {}  # replicas without devices: when that was last logged
@@ -82,7 +71,6 @@ class ReplicaStarter:
         self.lock = threading.Lock()  # of `restarts`, `returns` and `started`
         self.closed = threading.Event()
         self.threads: list[threading.Thread] = []
-        self.error: BaseException | None = None
 
     def begin(self) -> None:
         """From now on losses are looked for."""
@@ -123,10 +111,7 @@ class ReplicaStarter:
                 self._log(name, f"is lost ({loss.reason}: {loss.detail})", stage)
 
     def drain(self) -> None:
-        """Ends replicas whose node is announced to leave, while others serve: their calls go on there at once.
-
-        They are lost then, and start on another node.
-        """
+        """Ends replicas whose node is announced to leave, while others serve; they start again on another node."""
         with self.lock:
             serving = {name for name in self.placed if self.restarts.stage(name) is RestartStage.SERVING}
         leaving = serving & self.servers.leaving()
@@ -211,7 +196,7 @@ class ReplicaStarter:
 
     def _connect(self) -> list[str]:
         for name, number in self._begin_due(between_computations=True).items():
-            self.wait_staged()
+            self.wait_committed()
             self.free_memory()
             self._start(name, number)
         with self.lock:

@@ -1,7 +1,6 @@
 """What the watchdog asks the processes of a run: who waits for whom, whether calls generate, and their stacks.
 
-Each is asked every few seconds at most, and nobody is waited for long. A process that does not reply in time is in the
-graph of waits itself.
+Nobody is waited for long: a process that does not reply in time is in the graph of waits itself.
 """
 
 from __future__ import annotations
@@ -29,29 +28,20 @@ FOR_GROUPS = ("waiting for groups", "validating")
 """The first words of the stages in which the trainer waits for groups."""
 
 KEY = "seamless.watchdog"
+LONG, SILENT, TRANSITION = f"half of {KEY}.no_progress_s", f"2 x {KEY}.transition_s", f"{KEY}.transition_s"
 SETTINGS = {
     WaitKind.GROUP: f"{KEY}.group_s",
-    WaitKind.CALL: f"2 x {KEY}.transition_s",
-    WaitKind.REPLICA: f"2 x {KEY}.transition_s",
-    WaitKind.SERVER: f"{KEY}.transition_s",
-    WaitKind.QUEUE: f"2 x {KEY}.transition_s",
-    WaitKind.COMMIT: f"half of {KEY}.no_progress_s",
-    WaitKind.ACTOR: f"half of {KEY}.no_progress_s",
+    **dict.fromkeys((WaitKind.CALL, WaitKind.REPLICA, WaitKind.QUEUE), SILENT),
+    WaitKind.SERVER: TRANSITION,
+    **dict.fromkeys((WaitKind.COMMIT, WaitKind.ACTOR), LONG),
 }
 """From which setting each limit follows."""
 
 
 def limits_of(watchdog: WatchdogConfig) -> Limits:
     """The limit of each kind; the replicas' servers have one in the data plane, too."""
-    return {
-        WaitKind.GROUP: watchdog.group_s,
-        WaitKind.CALL: watchdog.silent_s,
-        WaitKind.REPLICA: watchdog.silent_s,
-        WaitKind.SERVER: float(watchdog.transition_s),
-        WaitKind.QUEUE: watchdog.silent_s,
-        WaitKind.COMMIT: watchdog.long_s,
-        WaitKind.ACTOR: watchdog.long_s,
-    }
+    seconds = {LONG: watchdog.long_s, SILENT: watchdog.silent_s, TRANSITION: float(watchdog.transition_s)}
+    return {kind: seconds.get(setting, watchdog.group_s) for kind, setting in SETTINGS.items()}
 
 
 @dataclass
@@ -163,11 +153,10 @@ def _ready(calls: list[Any], timeout_s: float) -> list[Any]:
 
 
 class PlaneProgress:
-    """The sum of the data planes' counts, which grows while calls generate.
+    """The sum of the data planes' counts, which grows while calls generate; any of them may have all that are left.
 
-    Any data plane may have all the calls that are left, for sessions are divided among them; and one that hangs, or is
-    started again, keeps nobody from seeing that others generate. Owned state: of each data plane its last count, and
-    the question that has no reply yet. One thread asks.
+    One that hangs, or is started again, keeps nobody from seeing that others generate. Owned state: of each data plane
+    its last count, and the question that has no reply yet. One thread asks.
     """
 
     def __init__(self, planes: Sequence[Any]) -> None:
@@ -176,10 +165,7 @@ class PlaneProgress:
         self.counts: dict[int, float] = {}
 
     def __call__(self) -> float | None:
-        """The sum of the last counts; None before the first reply.
-
-        A data plane that is gone keeps its last one: `DeathWatch` knows of those that do not come back.
-        """
+        """The sum of the last counts, also of data planes that are gone; None before the first reply."""
         for number, plane in enumerate(self.planes):
             if number not in self.asked:
                 self.asked[number] = plane.progress.remote()

@@ -1,8 +1,7 @@
 """Submits as many samples of each prompt as `seamless.sampler` says, and reopens finished groups for more.
 
-A group that is reopened keeps its rows in TransferQueue, and its prompt the step of its submission: it counts as a
-group that generates, with the age of its oldest tokens, so that the staleness bound holds for it as for others. When
-its extra sessions have ended, all are trained together. Without a sampler nothing here acts.
+A group that is reopened keeps its rows in TransferQueue, and its prompt the step of its submission, so that the
+staleness bound holds for it as for others. When its extra sessions have ended, all are trained together.
 """
 
 from __future__ import annotations
@@ -11,6 +10,7 @@ import hashlib
 import json
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 import transfer_queue as tq
@@ -24,6 +24,7 @@ from seamless_verl.algorithms.samplers import EndedGroup, PromptSampling, make_s
 from seamless_verl.config.schema import SeamlessConfig
 from seamless_verl.errors import ConfigError
 from seamless_verl.trainer.prompt_feed import RunCalls
+from seamless_verl.trainer.prompt_names import by_step, pending
 from seamless_verl.trainer.replay_buffer import SeamlessReplayBuffer
 
 IDENTITY = ("raw_prompt", "data_source", "index")
@@ -31,30 +32,19 @@ IDENTITY = ("raw_prompt", "data_source", "index")
 ROUNDS = 2  # so many times through the data without a prompt that is sampled, and the run ends
 
 
+@dataclass(eq=False)
 class SampledPrompts:
-    """The prompts of a run with a sampler.
+    """The prompts of a run with a sampler."""
 
-    Args:
-        sampling: runs the sampler.
-        buffer: has the groups; its looks review those that ended.
-        run: verl's trainer.
-        dataset_size: prompts of the data.
-        threshold: of the sampler, for the message where it leaves every prompt out.
-    """
+    sampling: PromptSampling
+    buffer: SeamlessReplayBuffer  # its looks review the groups that ended
+    run: RunCalls
+    _: KW_ONLY
+    threshold: float | None = None  # of the sampler, for the message where it leaves every prompt out
+    reissued = False  # what a resumed run goes on with is submitted
 
-    def __init__(
-        self,
-        sampling: PromptSampling,
-        buffer: SeamlessReplayBuffer,
-        run: RunCalls,
-        *,
-        dataset_size: Callable[[], int],
-        threshold: float | None = None,
-    ) -> None:
-        self.sampling, self.buffer, self.run = sampling, buffer, run
-        self.dataset_size, self.threshold = dataset_size, threshold
-        self.reissued = False  # what a resumed run goes on with is submitted
-        buffer.review, buffer.unwanted = self.review, sampling.dropped
+    def __post_init__(self) -> None:
+        self.buffer.review, self.buffer.unwanted = self.review, self.sampling.dropped
 
     def next_batch(self, missing: int, draw: Callable[[int], TensorDict]) -> TensorDict:
         """So many prompts that the sampler does not leave out, with the number of samples of each."""
@@ -71,7 +61,7 @@ class SampledPrompts:
             numbers += [chosen[i] for i in kept]
             missing -= len(kept)
             left_out = 0 if kept else left_out + len(known)
-            if left_out > ROUNDS * self.dataset_size():
+            if left_out > ROUNDS * self.run.dataset_size():
                 raise every_prompt_left_out(self.threshold)
         batch = tu.concat_tensordict(parts) if len(parts) > 1 else parts[0]
         tu.assign_non_tensor_stack(batch, SAMPLES, numbers)
@@ -94,25 +84,17 @@ class SampledPrompts:
         return reopened
 
     def _run_again(self, submitted: Mapping[str, int]) -> None:
-        """Generates the extra samples of reopened groups, by the steps in which they were submitted, oldest first."""
-        by_step = defaultdict[int, list[str]](list)
-        for uid, step in submitted.items():
-            by_step[step].append(uid)
-        for step, uids in sorted(by_step.items()):
-            self._submit_again(uids, step)
-
-    def _submit_again(self, uids: list[str], step: int) -> None:
-        """`step` is that in which these prompts were submitted, and remains it."""
-        parts, manager = [self.sampling.reopened[uid] for uid in uids], self.run.manager()
-        batch = tq.kv_batch_get(keys=uids, partition_id=TRAIN)
-        if isinstance(manager, SeamlessAgentLoopManager):
-            manager.reopening(uids)
-        tu.assign_non_tensor_stack(batch, SAMPLES, [part.extra for part in parts])
-        tu.assign_non_tensor_stack(batch, FIRST, [part.next_session for part in parts])
-        tu.assign_non_tensor_data(batch, "global_steps", step)
-        tags = [{"is_prompt": True, "status": "pending", "global_steps": step}] * len(uids)
-        tq.kv_batch_put(keys=uids, partition_id=TRAIN, tags=tags)
-        manager.generate_sequences(batch)
+        """Generates the extra samples of reopened groups; the steps in which they were submitted remain theirs."""
+        for step, uids in by_step(submitted):
+            parts, manager = [self.sampling.reopened[uid] for uid in uids], self.run.manager()
+            batch = tq.kv_batch_get(keys=uids, partition_id=TRAIN)
+            if isinstance(manager, SeamlessAgentLoopManager):
+                manager.reopening(uids)
+            tu.assign_non_tensor_stack(batch, SAMPLES, [part.extra for part in parts])
+            tu.assign_non_tensor_stack(batch, FIRST, [part.next_session for part in parts])
+            tu.assign_non_tensor_data(batch, "global_steps", step)
+            tq.kv_batch_put(keys=uids, partition_id=TRAIN, tags=pending(uids, step))
+            manager.generate_sequences(batch)
 
     def reissue(self, whole_groups: Callable[[], int]) -> int:
         """After a resume: `whole_groups` are run again as without a sampler, of reopened ones only the extra samples.

@@ -13,7 +13,6 @@ import threading
 import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, suppress
-from dataclasses import dataclass
 from typing import Any
 
 import ray
@@ -32,9 +31,8 @@ from seamless_verl.resources.machines import describe_shortage
 from seamless_verl.resources.tags import Layout
 from seamless_verl.runtime.actor_death import ACTOR_GONE
 from seamless_verl.runtime.process import BackgroundTask
-from seamless_verl.trainer.cluster import cluster_nodes
 from seamless_verl.trainer.device_time import rollout_device, train_device
-from seamless_verl.trainer.pools import TagPools
+from seamless_verl.trainer.pools import TagPools, cluster_nodes
 
 logger = logging.getLogger(__name__)
 STOP_S = 30.0
@@ -45,38 +43,27 @@ ASK_S = 0.05  # between two questions whether an actor is dead
 GONE_S = 60.0  # for Ray to say that an actor that was killed is dead, which frees its name
 
 
-@dataclass(frozen=True)
-class FirstRanks:
-    """The first ranks of the trainer's group, whose devices also generate."""
-
-    workers: list[Any]
-
-    @property
-    def world_size(self) -> int:
-        return len(self.workers)
-
-
 class SeamlessServers(LLMServerManager):
-    """verl's manager in two steps, `open_balancer`, then `launch`, for both kinds of replicas.
+    """verl's manager in two steps, `open_balancer`, then `launch`, of replicas on the trainer's devices and then of
+    others.
 
-    Replicas on the trainer's devices are launched first, then those on devices that do not train. `sharing` are the
-    trainer's workers whose devices generate. `pools` places the other replicas where machines have tags.
+    `sharing` has the `workers` of the trainer whose devices generate, and their number as its `world_size`; `pools`
+    places other replicas where machines have tags.
     """
 
     def __init__(
-        self, config: DictConfig, layout: Layout, sharing: FirstRanks, replica_class: type, pools: TagPools | None
+        self, config: DictConfig, layout: Layout, sharing: Any, replica_class: type, pools: TagPools | None
     ) -> None:
         self.rollout_replica_class = replica_class
         super().__init__(config, worker_group=sharing if layout.shares_devices else None)
         self.layout, self.pools = layout, pools
         self.taking = threading.Lock()  # of the name that is rebound while a replica takes devices
 
-    def open_balancer(self) -> SeamlessServers:
+    def open_balancer(self) -> None:
         """Starts the balancer without replicas; clients can be made from then on."""
         self.server_addresses: list[str] = []
         self.server_handles: list[ray.actor.ActorHandle] = []
         auto_await(self._init_global_load_balancer)()
-        return self
 
     def launch(self) -> SeamlessServers:
         """Starts every replica and adds it to the balancer; returns when all of them serve."""
@@ -130,21 +117,17 @@ class SeamlessServers(LLMServerManager):
 
     def leaving(self) -> set[str]:
         """The replicas on devices of their own, placed by tags, of which a node is announced to leave."""
-        nodes = set() if self.pools is None else {node.node_id for node in cluster_nodes() if node.leaving}
+        if self.pools is None:
+            return set()
+        nodes = {node.node_id for node in cluster_nodes() if node.leaving}
         own = [placed for placed in self.placed if nodes and not placed.shares_device]
-        return {placed.replica_id for placed in own if nodes & self._nodes_of(placed)}
-
-    def _nodes_of(self, placed: PlacedReplica) -> set[str]:
-        assert self.pools is not None
-        machines = self.pools.machines_of(placed.replica.replica_rank)
-        return {self.pools.nodes[machine.number] for machine in machines if machine.number in self.pools.nodes}
+        return {placed.replica_id for placed in own if nodes & self.pools.nodes_of(placed.replica.replica_rank)}
 
     def start_again(self, placed: PlacedReplica) -> RolloutReplica:
-        """Starts a server with its engine in the place of a lost one; any thread may call it.
+        """Starts a server with its engine in the place of a lost one, which is ended first; any thread may call it.
 
         It is on the same devices, or on those that `missing_for` has found, if the processes that held them are gone.
-        Returns the replica with the new server, which `replace` puts in the place of the lost one. What is left of the
-        lost server is ended first. A start that fails leaves no server.
+        Returns the replica with the new server, for `replace`. A start that fails leaves no server.
 
         Raises:
             TimeoutError: the lost server did not end within `GONE_S`, or the start took more than `START_S`.
@@ -191,7 +174,7 @@ class SeamlessServers(LLMServerManager):
         release_devices(replica)
 
     def discard(self, placed: PlacedReplica, started: RolloutReplica) -> None:
-        """Ends a server that was started in vain, and gives back devices that were taken for it."""
+        """Ends a server that was started in vain, and gives devices back that were taken for it."""
         end_actors(started.servers)
         if started.workers is not placed.replica.workers:
             release_devices(started)
@@ -279,10 +262,8 @@ def is_dead(actor: ray.actor.ActorHandle, seconds: float) -> bool:
     """Whether Ray says within so many seconds that the actor is dead; one that was just killed may still reply."""
     try:
         ray.get(actor.__ray_ready__.remote(), timeout=max(0.0, seconds))
-    except ray.exceptions.ActorUnavailableError:  # its process may live
+    except (ray.exceptions.ActorUnavailableError, ray.exceptions.GetTimeoutError):  # its process may live
         return False
     except ACTOR_GONE:
         return True
-    except ray.exceptions.GetTimeoutError:
-        return False
     return False

@@ -1,24 +1,21 @@
 """Weighs a session once, however many training sequences it has: in the loss, in a group's statistics, in mini-batches.
 
-verl's modes of `loss_agg_mode` and its estimators count rows. A session with branches or compactions has several, so
-what verl counts in rows is counted in sessions here:
+verl counts rows, of which a session with branches or compactions has several. Here:
 
 - *seq-mean-token-mean* averages over the tokens of each row, then over rows. Each row's mean is weighted with the
-  row's share of its session's trained tokens, so that the session's rows together weigh what one row would. The other
-  modes add tokens up, and divide by what does not depend on rows (tokens, or the configured batch).
-- *Mini-batches* have a fixed number of sessions, not of rows: the number of optimizer steps, and the share of a
-  session in each, do not depend on how many rows there are.
+  row's share of its session's trained tokens. The other modes divide by what does not depend on rows.
+- *Mini-batches* have a fixed number of sessions, and so has each optimizer step.
 - *Estimators* that compare the outcomes of a group take one row of each session, and give the result to all its rows.
 
-Together they make the law: a loss over sessions that are split into rows is the loss over the same sessions unsplit.
+The law: a loss over sessions that are split into rows is the loss over the same sessions unsplit.
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 import torch
@@ -29,7 +26,7 @@ from verl.trainer.ppo.core_algos import AdvantageEstimator
 from verl.trainer.ppo.ray_trainer import compute_advantage
 from verl.trainer.ppo.v1.utils import compute_advantage_for_multi_trajectories
 
-from seamless_verl.trainer.weighted_loss import WEIGHT
+from seamless_verl.trainer.losses import WEIGHT
 
 BY_OUTCOME = frozenset(
     {
@@ -99,8 +96,11 @@ def rows_of_sessions(batch_keys: Sequence[str]) -> list[list[int]]:
 
 
 def outcome_rows(keys: Sequence[str], mask: torch.Tensor, sessions: Sequence[Sequence[int]]) -> list[int]:
-    """Of each session the row that stands for it; `mask` is that of the responses, [rows, response]."""
-    return [_outcome_row(keys, mask, rows) for rows in sessions]
+    """Of each session its last row with a token to train, which stands for it; the last one if there is none.
+
+    `mask` is that of the responses, [rows, response].
+    """
+    return [max(rows, key=lambda i: (bool(mask[i].any()), int(keys[i].rpartition("_")[2]))) for rows in sessions]
 
 
 def put_advantages(data: Any, sessions: Sequence[Sequence[int]], outcome: Any) -> Any:
@@ -112,11 +112,6 @@ def put_advantages(data: Any, sessions: Sequence[Sequence[int]], outcome: Any) -
         advantages[list(rows)] = outcome.batch["advantages"][number, first[number]] * mask[list(rows)]
     data.batch["advantages"] = data.batch["returns"] = advantages
     return data
-
-
-def _outcome_row(keys: Sequence[str], mask: torch.Tensor, rows: Sequence[int]) -> int:
-    """The session's last row with a token to train; the last one if there is none."""
-    return max(rows, key=lambda i: (bool(mask[i].any()), int(keys[i].rpartition("_")[2])))
 
 
 MICRO_BATCHES = (
@@ -134,6 +129,18 @@ def fixed_micro_batches(config: Any) -> list[int]:
     return [int(size) for size in sizes if size] or [1]
 
 
+def optimizer_steps(config: Any, prompts: int) -> int:
+    """Of an update of so many prompts, in mini-batches of the config of actor or critic."""
+    return max(1, prompts // int(config.ppo_mini_batch_size))
+
+
+def rows_multiple(config: Any, prompts: int, dp_size: int, *, critic: bool) -> int:
+    """Rows of a batch are padded to a multiple of this; each mini-batch has as many, and each rank of each."""
+    trained = [config.actor_rollout_ref.actor, *([config.critic] if critic else [])]
+    steps = [optimizer_steps(one, prompts) for one in trained]
+    return dp_size * math.lcm(*steps) * math.lcm(*fixed_micro_batches(config))
+
+
 @contextmanager
 def mini_batches_of(group: Any, method: str, rows: int) -> Iterator[None]:
     """In the block, `method` of a worker group updates with mini-batches of `rows` rows, whatever verl asks for.
@@ -141,13 +148,13 @@ def mini_batches_of(group: Any, method: str, rows: int) -> Iterator[None]:
     What a loss is divided by, verl's `global_batch_size`, stays the configured number of sessions.
     """
     update = getattr(group, method)
-    setattr(group, method, partial(_update, update, rows))
+
+    def with_rows(batch: Any) -> Any:
+        batch.extra_info["mini_batch_size"] = rows
+        return update(batch)
+
+    setattr(group, method, with_rows)
     try:
         yield
     finally:
         setattr(group, method, update)
-
-
-def _update(update: Callable[[Any], Any], rows: int, batch: Any) -> Any:
-    batch.extra_info["mini_batch_size"] = rows
-    return update(batch)

@@ -1,7 +1,4 @@
-"""Makes the parts of a run that follow from its config and its workers.
-
-verl's `_setup` works in its own order; parts that are independent of each other are started together here.
-"""
+"""Makes the parts of a run that follow from its config and its workers; those that are independent start together."""
 
 from __future__ import annotations
 
@@ -11,6 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import ray
@@ -24,25 +22,37 @@ from seamless_verl.config.settings import Settings
 from seamless_verl.data_plane.client import DataPlaneClient, PlacedReplica, living_replies
 from seamless_verl.data_plane.server_calls import ServerCalls
 from seamless_verl.replica.server import SeamlessReplica
+from seamless_verl.resources.ahead import StalenessBound
 from seamless_verl.resources.ledger.activity import DeviceUse, NodeActivity
-from seamless_verl.resources.lending import lending_policy
+from seamless_verl.resources.lending import RecordedPolicy, lending_policy
 from seamless_verl.resources.lending.policy import LendingPolicy
-from seamless_verl.resources.lending.recording import RecordedPolicy
 from seamless_verl.resources.placement import ReplicaKind
 from seamless_verl.resources.plan import Plan
 from seamless_verl.resources.tags import Layout
+from seamless_verl.resources.tail_batching import TailBatching, extra_prompts
 from seamless_verl.runtime.actor_death import ACTOR_GONE, death_reason
 from seamless_verl.runtime.files import RunDescription
 from seamless_verl.runtime.process import BackgroundTask
+from seamless_verl.runtime.sample_lengths import LengthRecord
 from seamless_verl.trainer.checkpoints import PROMPTS, load_state, resumed_checkpoint
 from seamless_verl.trainer.deaths import numbered
 from seamless_verl.trainer.device_time import DeviceTime, LostSource, server_reports, train_device
-from seamless_verl.trainer.lending import DeviceLending, ReleasedLending, ResidentLending
-from seamless_verl.trainer.lending_view import DeviceViews, RunDevices, TrainingProgress
+from seamless_verl.trainer.group_wait import GroupWait
+from seamless_verl.trainer.lending import (
+    DeviceLending,
+    DeviceViews,
+    ReleasedLending,
+    ResidentLending,
+    RunDevices,
+    TrainingProgress,
+)
 from seamless_verl.trainer.pools import TagPools
+from seamless_verl.trainer.prompt_feed import PromptFeed, RunAhead, RunCalls
 from seamless_verl.trainer.prompt_names import PromptNames
+from seamless_verl.trainer.replay_buffer import SeamlessReplayBuffer
 from seamless_verl.trainer.replica_starts import ReplicaStarter, noticed_s
-from seamless_verl.trainer.servers import FirstRanks, SeamlessServers
+from seamless_verl.trainer.sampled_prompts import SampledPrompts, sampling_of
+from seamless_verl.trainer.servers import SeamlessServers
 from seamless_verl.weights.commit import Transfer, WeightCommit
 from seamless_verl.weights.update import Reach
 
@@ -91,15 +101,11 @@ class ServerLaunch:
     So a checkpoint's load, which takes and frees memory, then waits for them. verl puts the replicas that it gets to
     sleep before that load: it gets those that release their memory, since the others may still be starting.
 
-    `pools` gives those of tags, and `on_needed` is called where verl makes the replicas.
+    `pools` are those of tags, and `on_needed` is called where verl makes the replicas.
     """
 
     def __init__(
-        self,
-        config: DictConfig,
-        placement: Placement,
-        pools: Callable[[], TagPools | None],
-        on_needed: Callable[[], None],
+        self, config: DictConfig, placement: Placement, pools: TagPools | None, on_needed: Callable[[], None]
     ) -> None:
         self.config, self.placement, self.pools, self.on_needed = config, placement, pools, on_needed
         self.servers: SeamlessServers | None = None
@@ -110,8 +116,9 @@ class ServerLaunch:
         actors = next((group for role, group in groups.items() if role.startswith("actor")), None)
         if actors is None or self.servers is not None:
             return
-        sharing = FirstRanks(actors.workers[: self.placement.generating_ranks(actors.world_size)])
-        self.servers = SeamlessServers(self.config, self.placement.layout, sharing, SeamlessReplica, self.pools())
+        first = actors.workers[: self.placement.generating_ranks(actors.world_size)]
+        sharing = SimpleNamespace(workers=first, world_size=len(first))  # as a worker group, as far as verl reads it
+        self.servers = SeamlessServers(self.config, self.placement.layout, sharing, SeamlessReplica, self.pools)
         self.servers.open_balancer()
         if not self.placement.shares_accelerators:
             self.task = BackgroundTask("rollout", self.servers.launch)
@@ -154,10 +161,7 @@ def describe(config: DictConfig, seamless: SeamlessConfig, layout: Layout) -> Ru
 
 
 def choose_seed(config: DictConfig, names: PromptNames) -> None:
-    """Where verl draws a subset of the data without `data.seed`, the seed is that of the run's first start.
-
-    The order of the data needs none: verl's generator begins the same without a seed.
-    """
+    """Where verl draws a subset of the data without `data.seed`, the seed is that of the run's first start."""
     if (checkpoint := resumed_checkpoint(config)) is not None:
         load_state(checkpoint, {PROMPTS: names})
     if (given := config.data.get("seed")) is not None:
@@ -168,6 +172,50 @@ def choose_seed(config: DictConfig, names: PromptNames) -> None:
     with open_dict(config):
         config.data.seed = names.seed
     logger.info("data.seed=null: this run draws its subset with seed %d, also when it is resumed", names.seed)
+
+
+def make_feed(
+    config: DictConfig,
+    seamless: SeamlessConfig,
+    run: RunCalls,
+    *,
+    updates: int,
+    lengths: LengthRecord | None,
+    filter_metric: str | None,
+) -> tuple[PromptFeed, SampledPrompts | None]:
+    """What submits the prompts of a run, with the buffer of their groups; and what samples them, if there is a sampler.
+
+    A step has `updates`; verl drops groups of which all samples have the same `filter_metric`.
+    """
+    samples, batch = int(config.actor_rollout_ref.rollout.n), int(config.data.train_batch_size)
+    tail = TailBatching(extra_prompts(seamless.tail_batching, batch))
+    buffer = SeamlessReplayBuffer(
+        bound=StalenessBound(seamless.staleness_bound, batch // updates, updates),
+        update=run.update,
+        wait=run.wait,
+        defers=bool(tail.extra),
+        lengths=lengths,
+        trainer_mode="seamless",
+        trainer_config=config.trainer.v1.get("seamless", {}),
+        sampler_kwargs=config.trainer.v1.sampler.sampler_kwargs,
+        refill_fn=lambda number: feed.refill(number),
+        filter_groups_metric=filter_metric,
+    )
+    feed = PromptFeed(
+        run,
+        buffer,
+        ahead=RunAhead(seamless.staleness_bound, seamless.ahead),
+        tail=tail,
+        updates=updates,
+        samples=samples,
+        lengths=lengths,
+        stored_generations=config.skip.rollout_tq.enable,
+    )
+    if (sampling := sampling_of(seamless, samples)) is None:
+        return feed, None
+    sampled = SampledPrompts(sampling, buffer, run, threshold=seamless.sampler.threshold)
+    feed.extra_sessions = sampled.extra_sessions
+    return feed, sampled
 
 
 @dataclass(frozen=True)
@@ -192,18 +240,15 @@ class RunSetup:
     def folder(self) -> Path:
         return Path(self.config.trainer.default_local_dir)
 
-    @property
-    def training(self) -> list[str]:
-        """The devices that train."""
-        return [train_device(i) for i in range(self.groups[0].world_size)]
-
-    def _devices(self, *, shared: bool) -> dict[str, tuple[str, ...]]:
-        """Those of the replicas that share them with the trainer, or of the others, by replica."""
-        return {placed.replica_id: placed.devices for placed in self.replicas if placed.shares_device is shared}
+    def _devices(self) -> RunDevices:
+        shared, own = (
+            {placed.replica_id: placed.devices for placed in self.replicas if placed.shares_device is shares}
+            for shares in (True, False)
+        )
+        return RunDevices(shared, own, tuple(train_device(i) for i in range(self.groups[0].world_size)))
 
     def device_time(self) -> DeviceTime:
-        generating = [device for own in self._devices(shared=False).values() for device in own]
-        calls = ServerCalls("take_activity")
+        devices, calls = self._devices(), ServerCalls("take_activity")
 
         def collect() -> Iterable[NodeActivity | LostSource]:
             servers = {placed.replica_id: placed.replica.server_handle for placed in self.replicas}
@@ -211,18 +256,19 @@ class RunSetup:
             reports = [report for group in self.groups for report in group.take_activity()]
             return [*reports, *server_reports(calls, servers)]
 
-        return DeviceTime(self.folder, [*self.training, *generating], collect)
+        generating = [device for own in devices.rollout.values() for device in own]
+        return DeviceTime(self.folder, [*devices.training, *generating], collect)
 
     def commit(self, device_time: DeviceTime) -> WeightCommit:
         """The commit of weights to the replicas."""
         engine = omega_conf_to_dataclass(self.config.actor_rollout_ref.rollout.checkpoint_engine)
         trainers, others = self.groups[0], [placed for placed in self.replicas if not placed.shares_device]
         return WeightCommit(
-            execute=self.plane.execute,
+            execute=self.plane.actor.execute.remote,
             metrics=lambda loading: self.plane.actor.checked_metrics.remote(loading=loading),
             pauses_s=self._pauses_s,
             trainers=trainers,
-            sharing=self._devices(shared=True),
+            sharing=self._devices().shared,
             others=[placed.replica_id for placed in others],
             transfer=Transfer(engine, trainers, [placed.replica for placed in others]) if others else None,
             released=self.placement.handover.cuts_calls,
@@ -244,7 +290,7 @@ class RunSetup:
             noticed_s=noticed_s(self.seamless.watchdog),
             keep_kv=keep_kv,
             must_wait=lambda placed: placed.shares_device and self.placement.shares_accelerators,
-            wait_staged=partial(commit.wait, Reach.STAGED),
+            wait_committed=partial(commit.wait, Reach.COMMITTED),
             free_memory=lambda: self.groups[0].free_cached_memory(),
         )
 
@@ -258,23 +304,33 @@ class RunSetup:
     ) -> DeviceLending:
         """The lending of the trainer's devices; the callables are those of `DeviceLending`."""
         sharing = [placed for placed in self.replicas if placed.shares_device]
-        devices = RunDevices(self._devices(shared=True), self._devices(shared=False), tuple(self.training))
-        shared = [name for own in devices.shared.values() for name in own]
+        shared = [name for placed in sharing for name in placed.devices]
         policy: LendingPolicy = lending_policy(self.seamless.lending)
         if self.seamless.record:
             policy = RecordedPolicy(policy, self.seamless.lending, self.folder / RECORDING)
-        views, switching = (
-            DeviceViews(devices, self.plane.observe),
-            partial(device_time.doing, DeviceUse.SWITCH, shared),
-        )
-        waits = (progress, wait_for_group, switching, before_computation)
+        views = DeviceViews(self._devices(), self.plane.observe)
+        switching = partial(device_time.doing, DeviceUse.SWITCH, shared)
+        given = (self.plane, sharing, policy, views, progress, wait_for_group, switching, before_computation)
         if self.placement.handover is Handover.RESIDENT:
-            return ResidentLending(self.plane, sharing, policy, views, *waits)
+            return ResidentLending(*given)
         keeps_weights = self.placement.handover is Handover.CACHE_ONLY
         command = "put_cache_away" if keeps_weights else "sleep"
         calls = ServerCalls(command, self.seamless.watchdog.transition_s, commands=True)
         put_away = partial(put_caches_away if keeps_weights else put_to_sleep, calls, sharing)
-        return ReleasedLending(self.plane, sharing, policy, views, *waits, put_away=put_away, load=commit.load_again)
+        return ReleasedLending(*given, put_away=put_away, load=commit.load_again)
+
+    def group_wait(
+        self, feed: PromptFeed, lending: DeviceLending, starter: ReplicaStarter, commit: WeightCommit, poll_s: float
+    ) -> GroupWait:
+        return GroupWait(
+            self.plane,
+            feed,
+            lending=lending,
+            starter=starter,
+            load=commit.load_started,
+            waited=lambda since: commit.times.trainer_waited(since, for_loads=False),
+            poll_s=poll_s,
+        )
 
 
 def put_to_sleep(calls: ServerCalls, replicas: Sequence[PlacedReplica]) -> None:

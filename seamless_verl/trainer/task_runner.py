@@ -1,8 +1,7 @@
 """verl's task runner, the actor that runs a training, with our trainer, and the node on which it is started.
 
-Ray would start it on any node. It has the data plane beside it, so that the loss of its node ends the run. Where
-machines have tags, they are compared with the cluster here: a run that cannot be placed is refused before its task
-runner has imported anything.
+It has the data plane beside it, so that the loss of its node ends the run. Where machines have tags, they are compared
+with the cluster here: a run that cannot be placed is refused before its task runner has imported anything.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from verl.trainer.main_ppo import TaskRunnerV1
 from verl.utils.logging_utils import configure_verl_logging
 
-from seamless_verl.config.environment import variables_of
+from seamless_verl.config.checks.agents import variables_of
 from seamless_verl.config.planning import plan_by_tags
 from seamless_verl.config.schema import SeamlessConfig
 from seamless_verl.errors import ActorLostError, GroupsFailedError
@@ -32,25 +31,25 @@ from seamless_verl.runtime.actor_death import ACTOR_GONE, last_line
 from seamless_verl.runtime.checkpoint_marker import step_folder, tracker_state
 from seamless_verl.runtime.console import keep_cause, show_line
 from seamless_verl.runtime.process import BackgroundTask, show_log
-from seamless_verl.trainer.cluster import cluster_nodes
 from seamless_verl.trainer.deaths import (
     LOOP_WORKER,
     REWARD_WORKER,
     DeathWatch,
     NodeWatch,
+    Recoveries,
     clock_warnings,
     numbered,
     queue_actors,
     watch_ray_processes,
 )
 from seamless_verl.trainer.needed_nodes import actors_on, nodes_of_run, places_storage
-from seamless_verl.trainer.pools import TagPools
-from seamless_verl.trainer.recoveries import Recoveries
+from seamless_verl.trainer.pools import TagPools, cluster_nodes
 from seamless_verl.trainer.run_waits import PlaneProgress, RunWaits, limits_of, plane_names, stacks_of
 from seamless_verl.trainer.watchdog import StuckWatch, Watchdog
 
 logger = logging.getLogger(__name__)
-POLL_S = 0.05  # between two looks at the queue with a custom agent loop manager, which does not notify
+POLL_S = 10.0  # between two looks at the queue at most: agent loops notify the trainer
+CUSTOM_POLL_S = 0.05  # with a custom agent loop manager, which does not
 
 
 class SeamlessTaskRunner(plain_class(TaskRunnerV1)):  # type: ignore[misc]
@@ -58,6 +57,8 @@ class SeamlessTaskRunner(plain_class(TaskRunnerV1)):  # type: ignore[misc]
 
     agent_loops: BackgroundTask[None] | None = None
     deaths: DeathWatch
+    watchdog: Watchdog
+    stuck: StuckWatch
     custom_loops = False  # the user configured another agent loop manager
 
     def __init__(self, *args: Any, variables: Mapping[str, str] = MappingProxyType({}), **kwargs: Any) -> None:
@@ -84,10 +85,13 @@ class SeamlessTaskRunner(plain_class(TaskRunnerV1)):  # type: ignore[misc]
         queue.result()
         succeeded = False
         try:
-            self.trainer = SeamlessTrainer(config)
-            self.trainer.on_rewards_ready = self.start_agent_loops
-            if self.custom_loops:
-                self.trainer.poll_s = POLL_S
+            self.trainer = SeamlessTrainer(
+                config,
+                enter_stage=lambda stage: self.watchdog.enter_stage(stage),
+                watch_metrics=self.watch_metrics,
+                on_rewards_ready=self.start_agent_loops,
+                poll_s=CUSTOM_POLL_S if self.custom_loops else POLL_S,
+            )
             self.trainer.init()
             self.init_agent_loop_manager()
             self.train_watched(lambda: self.trainer.fit(self.agent_loop_manager))
@@ -99,10 +103,7 @@ class SeamlessTaskRunner(plain_class(TaskRunnerV1)):  # type: ignore[misc]
             self.close(succeeded)
 
     def start_agent_loops(self) -> None:
-        """Starts the agent loops while the replicas start: they need only the balancer and the rewards.
-
-        A custom manager may need more, and is made when verl would make it.
-        """
+        """Starts our agent loops while the replicas start: they need only balancer and rewards."""
         if not self.custom_loops and not self.config.distillation.enabled:
             self.agent_loops = BackgroundTask("agent-loops", self.make_agent_loops)
 
@@ -129,45 +130,43 @@ class SeamlessTaskRunner(plain_class(TaskRunnerV1)):  # type: ignore[misc]
     def train_watched(self, training: Callable[[], None]) -> None:
         """Trains; raises when the run makes no more progress, or will make none: an actor is lost, or a load failed."""
         trainer, loops = self.trainer, self.own_loops()
-        nodes = NodeWatch(trainer.machines_by_node)
+        nodes = NodeWatch(lambda: {} if trainer.pools is None else trainer.pools.machines_by_node())
         for warning in clock_warnings(trainer.training_actors() | trainer.watched_actors()):
             logger.warning(warning)
         if loops is not None:
             loops.begin_watch(trainer.seamless.restarts, trainer.data_plane.actors)
         recoveries = Recoveries(trainer.data_plane.actor, loops)
         self.deaths = DeathWatch(self.needed_actors, nodes.describe, recoveries.starts_again, recoveries.start_again)
-        watchdog = Watchdog(
+        self.watchdog = Watchdog(
             trainer.seamless.watchdog.no_progress_s,
             PlaneProgress(trainer.data_plane.actors),
             trainer.watched_actors,
             checks=[
                 *(self.deaths.check, recoveries.check, nodes.check),
                 *(part.raise_failed for part in (trainer.commit, trainer.starter)),
-                lambda: stuck.check(),
+                lambda: self.stuck.check(),
             ],
-            explain=lambda: stuck.explain(),
+            explain=lambda: self.stuck.explain(),
         )
-        stuck = self.stuck_watch(watchdog, recoveries)
-        trainer.enter_stage = watchdog.enter_stage
-        trainer.watch_metrics = lambda: stuck.metrics() | (loops.metrics() if loops is not None else {})
+        self.stuck = self.stuck_watch(recoveries)
         try:
-            watchdog.train(training)
+            self.watchdog.train(training)
         except (*ACTOR_GONE, GroupsFailedError) as error:  # groups fail faster than the watchdog looks
             self.deaths.check_soon(error)  # names the actor and its node, if the run needed it
             raise
 
-    def stuck_watch(self, watchdog: Watchdog, recoveries: Recoveries) -> StuckWatch:
+    def stuck_watch(self, recoveries: Recoveries) -> StuckWatch:
         """Watches the limits of what waits in a run."""
         trainer, loops = self.trainer, self.own_loops()
         planes = dict(zip(plane_names(len(trainer.data_plane.actors)), trainer.data_plane.actors, strict=True))
         waits = RunWaits(
-            stage=watchdog.stage_s,
+            stage=self.watchdog.stage_s,
             planes=lambda: planes,
             workers=lambda: {} if loops is None else numbered(LOOP_WORKER, loops.agent_loop_workers),
             silent_s=self.deaths.silent_s,
             training=trainer.training_actors,
             commit=trainer.commit.under_way,
-            outstanding=trainer.outstanding_uids,
+            outstanding=lambda: trainer.replay_buffer.unfinished_uids(),
         )
         return StuckWatch(
             waits.collect,
@@ -176,8 +175,12 @@ class SeamlessTaskRunner(plain_class(TaskRunnerV1)):  # type: ignore[misc]
             report=lambda one: stacks_of(
                 waits.concerned(one), self.needed_actors() | planes | trainer.watched_actors()
             ),
-            without_progress_s=watchdog.without_progress_s,
+            without_progress_s=self.watchdog.without_progress_s,
         )
+
+    def watch_metrics(self) -> dict[str, float]:
+        loops = self.own_loops()
+        return self.stuck.metrics() | ({} if loops is None else loops.metrics())
 
     def needed_actors(self) -> dict[str, Any]:
         """The actors without which the run waits for ever, by name."""

@@ -1,4 +1,4 @@
-"""Masks generated tokens of a batch that are not trained: too old by their weight versions, or of rows left out.
+"""What of a batch is trained: its tokens, unless they are too old or their row is left out, and the columns for it.
 
 The mask is decided once, when the batch is taken, since the trainer's version is known only then. Masked tokens are
 counted as dropped in the run's token account.
@@ -6,24 +6,31 @@ counted as dropped in the run's token account.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 import transfer_queue as tq
 from tensordict import TensorDict
+from transfer_queue import KVBatchMeta
 
 from seamless_verl.trajectory.policies import TokenPolicy, TokenView
 from seamless_verl.trajectory.records import Grammar
 
 FIELDS = ["weight_version", "response_mask"]
+AGREEMENT = "seamless/agreement/"
+UNTRAINED = frozenset(
+    (
+        *("raw_prompt", "reward_model", "extra_info", "agent_name"),
+        *("tools_kwargs", "interaction_kwargs", "ability", "dummy_tensor"),
+        *("session_id", "num_turns", "metrics", "extra_fields", "mm_processor_kwargs", "mm_processor_output"),
+    )
+)
+"""Columns that verl's agent loops and data sets write to describe a prompt, its tools and its session."""
 
 
 def mask_stale(batch: Any, policy: TokenPolicy, trainer_version: int) -> tuple[int, int]:
-    """Masks in TransferQueue what the policy does not train; returns how many tokens are trained, how many masked.
-
-    verl's padding rows are left as they are: they have no token to train.
-    """
+    """Masks in TransferQueue what the policy does not train; returns how many tokens are trained, how many masked."""
     keys = own_keys(batch)
     data = tq.kv_batch_get(keys=keys, partition_id=batch.partition_id, select_fields=FIELDS)
     before = list(data["response_mask"].unbind())
@@ -81,10 +88,41 @@ def agreement_of(trainer: torch.Tensor, rollout: torch.Tensor, labels: torch.Ten
 
     For each kind of which there are tokens: their number, and the mean and the largest |difference| in nats.
     """
+    return with_means(difference_sums(trainer, rollout, labels))
+
+
+def difference_sums(trainer: torch.Tensor, rollout: torch.Tensor, labels: torch.Tensor) -> dict[str, float]:
+    """The same with the sum of differences for the mean, which can be added up over parts of a batch."""
     difference = (trainer - rollout).abs()
     metrics = {"training/rollout_logprob_diff_max": float(difference.max())} if len(difference) else {}
     for kind, of_kind in (("plain", labels == Grammar.NONE), ("grammar", labels != Grammar.NONE)):
-        if len(values := difference[of_kind]):
-            found = {"tokens": len(values), "mean": float(values.mean()), "max": float(values.max())}
-            metrics |= {f"seamless/agreement/{kind}/{name}": float(value) for name, value in found.items()}
+        values = difference[of_kind]
+        found = {"tokens": len(values), "sum": float(values.sum())} | (
+            {"max": float(values.max())} if len(values) else {}
+        )
+        metrics |= {f"{AGREEMENT}{kind}/{name}": float(value) for name, value in found.items()}
     return metrics
+
+
+def with_means(metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """Metrics with the means of `difference_sums` for its sums; without kinds of which there are no tokens."""
+    sums = {name: value for name, value in metrics.items() if name.startswith(AGREEMENT) and name.endswith("/sum")}
+    kinds = {name.removesuffix("sum"): value for name, value in sums.items()}
+    means = {f"{kind}mean": value / tokens for kind, value in kinds.items() if (tokens := metrics[f"{kind}tokens"])}
+    left_out = {*sums, *(f"{kind}tokens" for kind in kinds if f"{kind}mean" not in means)}
+    return {name: value for name, value in metrics.items() if name not in left_out} | means
+
+
+def rows_at(batch: KVBatchMeta, places: Sequence[int]) -> KVBatchMeta:
+    """These rows of a batch."""
+    keys, tags = [batch.keys[i] for i in places], [batch.tags[i] for i in places]
+    return KVBatchMeta(keys=keys, tags=tags, partition_id=batch.partition_id)
+
+
+def trained_columns(names: Sequence[str] | None) -> list[str] | None:
+    """These columns without UNTRAINED ones, which no update reads; None, all of them, stays None.
+
+    A worker gets every column that the batch names, and a column of objects costs it more than one of tensors, while
+    its device waits. Any other may be meant for a loss or an engine of a user's own; so may `data_source` and `index`.
+    """
+    return None if names is None else [name for name in names if name not in UNTRAINED]

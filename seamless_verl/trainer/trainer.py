@@ -1,16 +1,15 @@
 """The `seamless` trainer: one asynchronous PPO trainer for every layout, whose hooks stand in the order of a run.
 
-It extends verl's PPOTrainer, which needs no standalone pool, so that colocated, disaggregated and multiplexed layouts
-differ in data and not in class. verl calls the hooks; what they do is done by parts with one job each, which the
-trainer makes, connects and owns, and which do not know it. Owned state: the weight version, which is verl's
-`global_steps` at the last commit, the validation curve, and what the journal is to know of a step's groups.
+It extends verl's PPOTrainer, which needs no standalone pool, so that layouts differ in data and not in class. verl
+calls the hooks; what they do is done by parts with one job each, which the trainer owns, and which do not know it.
 """
 
 from __future__ import annotations
 
-import math
-from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+import logging
+from collections import defaultdict
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
 from statistics import fmean
@@ -20,7 +19,6 @@ import ray
 import transfer_queue as tq
 from omegaconf import DictConfig
 from tensordict import TensorDict
-from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.utils import Role
 from verl.trainer.ppo.v1 import trainer_base
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer, register_trainer
@@ -35,12 +33,9 @@ from seamless_verl.data_plane.client import DataPlaneClient
 from seamless_verl.journal import GroupOutcome
 from seamless_verl.journal.recorded import parse_policy
 from seamless_verl.platform.adaptation import rebound
-from seamless_verl.resources.ahead import StalenessBound
-from seamless_verl.resources.machines import Machine
-from seamless_verl.resources.tail_batching import TailBatching, extra_prompts
 from seamless_verl.runtime.process import BackgroundTask, freeze_imports
 from seamless_verl.runtime.sample_lengths import LengthRecord
-from seamless_verl.runtime.scores import by_score, metric_values
+from seamless_verl.runtime.scores import without_unscored
 from seamless_verl.runtime.step_metrics import StepMetrics
 from seamless_verl.trainer.advantages import Advantages
 from seamless_verl.trainer.checkpoints import (
@@ -53,51 +48,54 @@ from seamless_verl.trainer.checkpoints import (
     checkpoint_of,
     load_state,
 )
-from seamless_verl.trainer.corrected_update import UPDATE, update_numbers
 from seamless_verl.trainer.deaths import numbered
 from seamless_verl.trainer.finite_updates import KEYS
-from seamless_verl.trainer.group_wait import GroupWait
+from seamless_verl.trainer.instruments import of_update
 from seamless_verl.trainer.lending import UPDATE as ACTORS_UPDATE
+from seamless_verl.trainer.losses import UPDATE, update_numbers
 from seamless_verl.trainer.needed_nodes import nodes_of_run
 from seamless_verl.trainer.pools import TagPools, roles_by_tags
 from seamless_verl.trainer.prefetch import BatchPrefetch
-from seamless_verl.trainer.prompt_feed import PromptFeed, RunAhead, RunCalls
+from seamless_verl.trainer.prompt_feed import RunCalls
 from seamless_verl.trainer.prompt_lengths import prompt_scans, warn_of_long_prompts
 from seamless_verl.trainer.prompt_names import PromptNames, data_rows, drop_trained, stored_deferred
 from seamless_verl.trainer.replay_buffer import SeamlessReplayBuffer
-from seamless_verl.trainer.sampled_prompts import SampledPrompts, sampling_of
 from seamless_verl.trainer.servers import SeamlessServers
-from seamless_verl.trainer.session_weight import fixed_micro_batches, mini_batches_of
-from seamless_verl.trainer.setup import Placement, RunSetup, ServerLaunch, choose_seed, describe
-from seamless_verl.trainer.step_log import REWARD, logging_of
-from seamless_verl.trainer.token_mask import agreement, mask_stale, own_keys
-from seamless_verl.trainer.validation_curve import ValidationCurve
+from seamless_verl.trainer.session_weight import mini_batches_of, optimizer_steps, rows_multiple
+from seamless_verl.trainer.setup import Placement, RunSetup, ServerLaunch, choose_seed, describe, make_feed
+from seamless_verl.trainer.step_log import REWARD, ValidationCurve, logging_of
+from seamless_verl.trainer.token_mask import agreement, mask_stale, own_keys, rows_at, trained_columns
 from seamless_verl.trainer.workers import SeamlessActorWorker, SeamlessCriticWorker, SeamlessWorkerGroup
 from seamless_verl.trajectory.account import DropReason
 from seamless_verl.weights.update import Reach
 
-POLL_S = 10.0  # only a fallback: agent loops notify the trainer
-TRAIN_ALL = "train_all"
+logger = logging.getLogger(__name__)
 KEEP_EARLIER = "It is not saved, so that the last checkpoint stays: the same command goes on from that"
 ACTOR_ROLES = (Role.Actor, Role.ActorRollout, Role.ActorRolloutRef, Role.RefPolicy)
-DESCRIBES_PROMPT = ("raw_prompt", "reward_model", "extra_info", "agent_name")
-DESCRIBES_TOOLS = ("tools_kwargs", "interaction_kwargs", "ability", "dummy_tensor")
-DESCRIBES_SESSION = (
-    *("session_id", "num_turns", "metrics", "extra_fields"),
-    *("mm_processor_kwargs", "mm_processor_output"),
-)
-UNTRAINED = frozenset((*DESCRIBES_PROMPT, *DESCRIBES_TOOLS, *DESCRIBES_SESSION))
 
 
 @register_trainer("seamless")
 class SeamlessTrainer(PPOTrainer):  # type: ignore[misc]
-    """PPO with generation and training overlapped as far as `seamless.max_staleness` allows."""
+    """PPO with generation and training overlapped as far as `seamless.max_staleness` allows.
 
-    poll_s = POLL_S  # shorter where agent loops do not notify; set by the task runner
+    Owned state: the weight version, which is verl's `global_steps` at the last commit, the validation curve, and what
+    the journal is to know of a step's groups.
+    """
 
     # Its start: verl calls __init__, init and in it _setup
 
-    def __init__(self, config: DictConfig) -> None:
+    def __init__(
+        self,
+        config: DictConfig,
+        *,
+        enter_stage: Callable[[str], None],
+        watch_metrics: Callable[[], dict[str, float]],
+        on_rewards_ready: Callable[[], None],
+        poll_s: float,
+    ) -> None:
+        """`enter_stage` and `watch_metrics` are the watchdog's; `poll_s` is the longest wait for groups at a time."""
+        self.enter_stage, self.watch_metrics = enter_stage, watch_metrics
+        self.on_rewards_ready, self.poll_s = on_rewards_ready, poll_s
         self.seamless = SeamlessConfig.parse(config.get("seamless"))
         self.placement = Placement.of(config, self.seamless)
         self._enable_hybrid_replicas = self.placement.layout.shares_devices  # read by verl's _setup
@@ -119,65 +117,38 @@ class SeamlessTrainer(PPOTrainer):  # type: ignore[misc]
             details=self.group_details if self.seamless.gateway.enabled else None,
             count_masked=self._count_masked,
         )
-        self.enter_stage: Callable[[str], None] = lambda stage: None  # of the watchdog, set by the task runner
-        self.watch_metrics: Callable[[], dict[str, float]] = dict  # of the watchdog, too
-        self.on_rewards_ready: Callable[[], None] = lambda: None  # set by the task runner
-        self.server_launch = ServerLaunch(config, self.placement, lambda: self.pools, lambda: self.on_rewards_ready())
         super().__init__(config)
 
     def _build_replay_buffer(self) -> SeamlessReplayBuffer:
         """With what submits prompts to it."""
-        config, updates, samples = self.config, self.parameter_sync_step, int(self.config.actor_rollout_ref.rollout.n)
-        batch, bound = int(config.data.train_batch_size), self.seamless.staleness_bound
-        tail = TailBatching(extra_prompts(self.seamless.tail_batching, batch))
-        buffer = SeamlessReplayBuffer(
-            bound=StalenessBound(bound, batch // updates, updates),
-            update=lambda: self.local_trigger_step,
-            wait=lambda: self.groups.wait(),
-            defers=bool(tail.extra),
-            lengths=self.lengths,
-            trainer_mode=self.trainer_mode,
-            trainer_config=config.trainer.v1.get(self.trainer_mode, {}),
-            sampler_kwargs=config.trainer.v1.sampler.sampler_kwargs,
-            refill_fn=lambda number: self.feed.refill(number),
-            filter_groups_metric=self._resolve_filter_groups_metric(),
-        )
         calls = RunCalls(
             step=lambda: self.global_steps,
+            update=lambda: self.local_trigger_step,
             steps_left=lambda: self.total_training_steps - self.global_steps,
             data_size=lambda: len(self.train_dataloader),
+            dataset_size=lambda: len(self.train_dataset),
             add_prompts=lambda number: self._add_prompts_to_generate(number),
             submit=lambda prompts: self._submit_batch_to_rollout(prompts),
             begin_step=super().prepare_step,
+            wait=lambda: self.groups.wait(),
             manager=lambda: self.agent_loop_manager,
         )
-        self.ahead = RunAhead(bound, self.seamless.ahead)
-        self.feed = PromptFeed(
+        self.feed, self.sampled = make_feed(
+            self.config,
+            self.seamless,
             calls,
-            buffer,
-            ahead=self.ahead,
-            tail=tail,
-            updates=updates,
-            samples=samples,
+            updates=self.parameter_sync_step,
             lengths=self.lengths,
-            stored_generations=config.skip.rollout_tq.enable,
+            filter_metric=self._resolve_filter_groups_metric(),
         )
-        self.sampled: SampledPrompts | None = None
-        if (sampling := sampling_of(self.seamless, samples)) is not None:
-            self.sampled = SampledPrompts(
-                sampling,
-                buffer,
-                calls,
-                dataset_size=lambda: len(self.train_dataset),
-                threshold=self.seamless.sampler.threshold,
-            )
-            self.feed.extra_sessions = self.sampled.extra_sessions
-        return buffer
+        return self.feed.buffer
 
     def _setup(self) -> None:
         """From workers to replicas that are attached, with the parts that need them."""
         self.data_plane = DataPlaneClient(self.config, self.seamless, nodes_of_run(self.config))
-        launch = self.server_launch
+        if self.placement.plan is not None:
+            self.pools = TagPools(self.placement.plan, wait_s=self.seamless.wait_for_machines_s)
+        launch = self.server_launch = ServerLaunch(self.config, self.placement, self.pools, self.on_rewards_ready)
         workers = partial(SeamlessWorkerGroup, on_spawn=launch.workers_exist)
         with rebound(trainer_base, RayWorkerGroup=workers, LLMServerManager=launch):
             super()._setup()
@@ -199,16 +170,7 @@ class SeamlessTrainer(PPOTrainer):  # type: ignore[misc]
         )
         computing = {name: getattr(self, name, None) for name in ("actor_rollout_wg", "ref_policy_wg")}
         self.lending.wrap_computations(computing, {ACTORS_UPDATE: BatchPrefetch})
-        self.groups = GroupWait(
-            self.data_plane,
-            self.replay_buffer,
-            ahead=self.ahead,
-            lending=self.lending,
-            starter=self.starter,
-            load=self.commit.load_started,
-            waited=lambda since: self.commit.times.trainer_waited(since, for_loads=False),
-            poll_s=self.poll_s,
-        )
+        self.groups = setup.group_wait(self.feed, self.lending, self.starter, self.commit, self.poll_s)
 
     def _init_dataloader(self) -> None:
         """Also counts the prompts that are too long, in the background, if verl's own agent loops render them."""
@@ -225,9 +187,8 @@ class SeamlessTrainer(PPOTrainer):  # type: ignore[misc]
         for role in self.role_worker_mapping:
             if role in classes:
                 self.role_worker_mapping[role] = ray.remote(classes[role])
-        if self.placement.plan is not None:
-            self.pools = TagPools(self.placement.plan, wait_s=self.seamless.wait_for_machines_s)
-            self.mapping = roles_by_tags(self.placement.plan, self.mapping)
+        if self.pools is not None:
+            self.mapping = roles_by_tags(self.pools.plan, self.mapping)
             self.resource_pool_manager = self.pools.trainer_manager(self.mapping)
 
     def get_llm_client(self) -> Any:
@@ -247,11 +208,20 @@ class SeamlessTrainer(PPOTrainer):  # type: ignore[misc]
             del parts[PROMPTS]  # which `choose_seed` has read, before it took a given data.seed
             load_state(checkpoint_of(self.config, self.global_steps), parts)
             self.feed.tail.keep(stored_deferred())
+        if self.seamless.shared_prefixes == "auto":
+            self._share_prefixes()
         if self.seamless.gateway.enabled:
             self.data_plane.begin_run(self.names.run, self.global_steps)
         self.commit.begin(self.global_steps)  # of the checkpoint just loaded, or of the initial model
         self.commit.wait()
         self.starter.begin()
+
+    def _share_prefixes(self) -> None:
+        """Has the actor's workers, and those of a reference, compute shared prefixes once; says what cannot."""
+        groups = [getattr(self, name, None) for name in ("actor_rollout_wg", "ref_policy_wg")]
+        for group in {id(group): group for group in groups if hasattr(group, "share_prefixes")}.values():
+            if found := next((one for one in group.share_prefixes() if one), None):
+                logger.warning("seamless.shared_prefixes=auto computes each sequence alone: not proven with %s", found)
 
     # The run: verl calls fit, which validates, submits what a checkpoint left unfinished, and makes its steps
 
@@ -282,16 +252,11 @@ class SeamlessTrainer(PPOTrainer):  # type: ignore[misc]
     ) -> dict[str, float]:
         """verl's, of the samples that have a score: one without counts nowhere, also not in `acc`, where verl takes a
         session that is missing for a 0."""
-        scored, unscored = by_score(reward_extra_infos_dict.get("reward", []))
-        sources, uids, turns = ([column[i] for i in scored] for column in (data_sources, sample_uids, sample_turns))
-        infos = {
-            name: metric_values([values[i] for i in scored], texts=name == "pred")
-            for name, values in reward_extra_infos_dict.items()
-        }
-        left_out = Counter((str(data_sources[i]), str(sample_uids[i])) for i in unscored)
-        expected = {key: count - left_out[key] for key, count in (expected_acc_counts or {}).items()}
-        metrics: dict[str, float] = super()._val_metrics_update(sources, uids, infos, turns, expected)
-        return metrics | {"seamless/validation/unscored": float(len(unscored))}
+        scored, unscored = without_unscored(
+            data_sources, sample_uids, reward_extra_infos_dict, sample_turns, expected_acc_counts or {}
+        )
+        metrics: dict[str, float] = super()._val_metrics_update(*scored)
+        return metrics | {"seamless/validation/unscored": float(unscored)}
 
     def _reissue_inflight_prompts(self, partition_id: str = TRAIN) -> int:
         """Submits a checkpoint's unfinished prompts again: without a gateway all of them anew, as verl does."""
@@ -308,8 +273,8 @@ class SeamlessTrainer(PPOTrainer):  # type: ignore[misc]
         self.prompt_scan.result()
         freeze_imports()
         self.device_time.begin()
-        self.ahead.begin()
-        self._add_async_warmup_batches(self.ahead.level)
+        self.feed.ahead.begin()
+        self._add_async_warmup_batches(self.feed.ahead.level)
 
     # A step: prompts are submitted, then each update takes a batch of groups
 
@@ -369,19 +334,12 @@ class SeamlessTrainer(PPOTrainer):  # type: ignore[misc]
         self.commit.wait(Reach.LOADED, self.lending.ids)
 
     def _get_required_batch_multiple(self, dp_size: int) -> int:
-        """Rows of a batch are padded to a multiple of this; each mini-batch has as many, and each rank of each."""
         if not self.weighs_sessions:
             return int(super()._get_required_batch_multiple(dp_size))
-        steps = [self._steps(self.config.actor_rollout_ref.actor)]
-        steps += [self._steps(self.config.critic)] if self.use_critic else []
-        return int(dp_size * math.lcm(*steps) * math.lcm(*fixed_micro_batches(self.config)))
-
-    def _steps(self, config: Any) -> int:
-        """Optimizer steps of an update: its prompts in mini-batches of so many prompts."""
-        return max(1, self.feed.bound.batch // int(config.ppo_mini_batch_size))
+        return rows_multiple(self.config, self.feed.bound.batch, dp_size, critic=self.use_critic)
 
     def _compute_old_log_prob(self, batch: Any, metrics: dict[str, Any]) -> Any:
-        if self.seamless.tokens.policy != TRAIN_ALL:
+        if self.seamless.tokens.policy != "train_all":
             trained, masked = mask_stale(batch, self.token_policy, self.global_steps - 1)
             metrics.update({"seamless/tokens/trained": trained, "seamless/tokens/masked_as_stale": masked})
             self._count_masked(masked)
@@ -404,23 +362,32 @@ class SeamlessTrainer(PPOTrainer):  # type: ignore[misc]
         return self.advantages.compute(batch, metrics, super()._compute_advantage)
 
     def _update_critic(self, batch: Any, metrics: dict[str, Any]) -> Any:
-        batch.fields, batch.extra_info[KEYS] = trained_columns(batch.fields), "\n".join(batch.keys)
-        with self.lending.training("train_mini_batch"):
-            if not self.weighs_sessions:
-                return super()._update_critic(batch, metrics)
-            with mini_batches_of(self.critic_wg, "train_mini_batch", len(batch) // self._steps(self.config.critic)):
-                return super()._update_critic(batch, metrics)
+        with self.lending.training("train_mini_batch"), self._update(batch, "critic_wg", "train_mini_batch"):
+            return super()._update_critic(batch, metrics)
 
     def _update_actor(self, batch: Any, metrics: dict[str, Any]) -> Any:
-        batch.fields, batch.extra_info[KEYS] = trained_columns(batch.fields), "\n".join(batch.keys)
         batch.extra_info[UPDATE] = update_numbers(
-            self.seamless.correction, self.global_steps, self.local_trigger_step, self.parameter_sync_step
+            self.seamless.correction,
+            self.global_steps,
+            self.local_trigger_step,
+            self.parameter_sync_step,
+            measures=self.config.algorithm.rollout_correction.bypass_mode,
         )
+        of_actor: dict[str, Any] = {}
+        with self._update(batch, "actor_rollout_wg", "update_actor"):
+            batch = super()._update_actor(batch, of_actor)
+        metrics.update(of_update(of_actor))
+        return batch
+
+    def _update(self, batch: Any, group: str, method: str) -> AbstractContextManager[None]:
+        """In the block, workers get the columns that an update reads and the keys of its rows; where a session weighs
+        once, mini-batches have a fixed number of sessions."""
+        batch.fields, batch.extra_info[KEYS] = trained_columns(batch.fields), "\n".join(batch.keys)
         if not self.weighs_sessions:
-            return super()._update_actor(batch, metrics)
-        rows = len(batch) // self._steps(self.config.actor_rollout_ref.actor)
-        with mini_batches_of(self.actor_rollout_wg, "update_actor", rows):
-            return super()._update_actor(batch, metrics)
+            return nullcontext()
+        config = self.config.critic if group == "critic_wg" else self.config.actor_rollout_ref.actor
+        rows = len(batch) // optimizer_steps(config, self.feed.bound.batch)
+        return mini_batches_of(getattr(self, group), method, rows)
 
     # A step's end: a checkpoint where one is due, the commit of the weights, and the next step's prompts
 
@@ -435,15 +402,12 @@ class SeamlessTrainer(PPOTrainer):  # type: ignore[misc]
 
     def _saved_parts(self) -> dict[str, Saved]:
         """The parts whose state is in each checkpoint, by their files."""
-        scheduling = SchedulingState(self.lending, self.ahead.chosen, self.feed.tail)
+        scheduling = SchedulingState(self.lending, self.feed.ahead.chosen, self.feed.tail)
         sampler = {} if self.sampled is None else {SAMPLER: self.sampled.sampling}
         return {SCHEDULING: scheduling, PROMPTS: self.names, **sampler}
 
     def _log_what_is_known(self) -> None:
-        """A line of the step in the file of metrics, before its checkpoint is whole; verl logs it when all is known.
-
-        A run that is killed in between resumes after this step, which would have none.
-        """
+        """A line of the step in the file of metrics, before its checkpoint is whole: a run resumed there has none."""
         batch, metrics = self.step_result
         data = tq.kv_batch_get(keys=own_keys(batch), partition_id=batch.partition_id, select_fields=["rm_scores"])
         reward = fmean(float(scores.sum()) for scores in data["rm_scores"].unbind())
@@ -464,7 +428,7 @@ class SeamlessTrainer(PPOTrainer):  # type: ignore[misc]
         metrics |= {} if self.sampled is None else self.sampled.sampling.metrics()
         self._begin_next_step()
         metrics |= self.device_time.close(f"step {self.global_steps}")
-        metrics |= self.ahead.step_ended(self.device_time.idle_share(self.generating))
+        metrics |= self.feed.ahead.step_ended(self.device_time.idle_share(self.generating))
         self._pending_sync_metrics = metrics | self.lending.metrics() | self.starter.metrics() | self.watch_metrics()
 
     def _mini_batch_ended(self) -> None:
@@ -486,11 +450,8 @@ class SeamlessTrainer(PPOTrainer):  # type: ignore[misc]
             self.lengths.write(self.global_steps, trained, dropped)
 
     def _begin_next_step(self) -> None:
-        """Submits the prompts of the next step, if it follows at once.
-
-        What else a step's end takes, its metrics and the clearing of its rows, is done while engines generate. Else
-        those that had ended what was drawn ahead would stand idle for it.
-        """
+        """Submits the next step's prompts, if it follows at once: else engines that have ended what was drawn ahead
+        would stand idle while metrics are taken and rows cleared."""
         if self._goes_on_at_once():
             self.global_steps += 1  # prompts that are submitted now are the next step's
             try:
@@ -499,10 +460,8 @@ class SeamlessTrainer(PPOTrainer):  # type: ignore[misc]
                 self.global_steps -= 1
 
     def _goes_on_at_once(self) -> bool:
-        """Whether the next step follows this one with no validation, profile or end of the run between.
-
-        Not with a manager of the user's, which may generate before it returns.
-        """
+        """Whether no validation, profile or end of the run is between; a manager of the user's may generate before it
+        returns."""
         if not isinstance(self.agent_loop_manager, SeamlessAgentLoopManager):
             return False
         trainer, step = self.config.trainer, self.global_steps
@@ -539,27 +498,3 @@ class SeamlessTrainer(PPOTrainer):  # type: ignore[misc]
         """The workers that compute, by name: the run ends when one of them dies."""
         named = (numbered(f"{role} worker", group.workers) for role, group in self._training_groups().items())
         return {name: actor for workers in named for name, actor in workers.items()}
-
-    def machines_by_node(self) -> dict[str, list[Machine]]:
-        """The machines of the plan that are on each node, by its id; none without tags."""
-        return {} if self.pools is None else self.pools.machines_by_node()
-
-    def outstanding_uids(self) -> list[str]:
-        """Prompts whose groups had not ended at the last look at the queue, validation's too; any thread may ask."""
-        return self.replay_buffer.unfinished_uids()
-
-
-def rows_at(batch: KVBatchMeta, places: Sequence[int]) -> KVBatchMeta:
-    """These rows of a batch."""
-    keys, tags = [batch.keys[i] for i in places], [batch.tags[i] for i in places]
-    return KVBatchMeta(keys=keys, tags=tags, partition_id=batch.partition_id)
-
-
-def trained_columns(names: Sequence[str] | None) -> list[str] | None:
-    """These columns without those that no update reads; None, all of them, stays None.
-
-    A worker gets every column that the batch names, and a column of objects costs it more than one of tensors, while
-    its device waits. Only columns that verl's agent loops and data sets are known to write are left out: any other may
-    be meant for a loss or an engine of a user's own. So may `data_source` and `index`, which stay too.
-    """
-    return None if names is None else [name for name in names if name not in UNTRAINED]

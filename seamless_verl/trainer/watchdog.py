@@ -1,12 +1,8 @@
 """Ends a training that makes no more progress, or that lost an actor, with an error that names the stage it was at.
 
 `Watchdog` watches the run: the trainer reports each stage that it enters, and waiting for groups is progress as long as
-calls generate tokens. The training runs in a thread of its own, which may be blocked for ever. After too long without
-progress that thread is left alone, and the error is raised in the thread that waits for it.
-
-`StuckWatch` watches the parts of the run. What is over its limit gets a line in the log with its chain of waits, the
-stacks of the processes concerned, and its recovery, if there is one. If there is none, or it does not help, and nothing
-else moves for as long as the limit, the run ends.
+calls generate tokens. The training's thread may be blocked for ever: it is left alone, and who waits for it gets the
+error. `StuckWatch` watches the parts of the run, with what each waits for.
 """
 
 from __future__ import annotations
@@ -17,6 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 import ray
@@ -36,32 +33,23 @@ Recover = Callable[[Blocked], bool]
 """Recovers what is over its limit; False if that is not possible now. Returns without waiting for the effect."""
 
 
+@dataclass(eq=False)
 class Watchdog:
-    """Watches one training.
+    """Watches one training."""
 
-    Args:
-        limit_s: seconds without progress after which the training is ended.
-        progress: a count that grows while calls generate; None where it is not known.
-        actors: the actors that give a stack report, by name.
-        checks: each raises if the training waits for ever: an actor died that it needs, or no replica has its weights.
-        explain: what the trainer waits for, in a line, where that is known.
-    """
+    limit_s: float  # without progress, after which the training is ended
+    progress: Callable[[], float | None]  # a count that grows while calls generate; None where it is not known
+    actors: Callable[[], Mapping[str, Any]]  # those that give a stack report, by name
+    _: KW_ONLY
+    checks: Sequence[Callable[[], None]] = ()
+    """each raises if the training waits for ever: an actor died that it needs, or no replica has its weights"""
+    explain: Callable[[], str] | None = None  # what the trainer waits for, in a line
+    clock: Callable[[], float] = time.monotonic
+    last_count = -1.0
+    stage = "starting"
 
-    def __init__(
-        self,
-        limit_s: float,
-        progress: Callable[[], float | None],
-        actors: Callable[[], Mapping[str, Any]],
-        *,
-        checks: Sequence[Callable[[], None]] = (),
-        explain: Callable[[], str] | None = None,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self.limit_s, self.progress, self.actors, self.clock = limit_s, progress, actors, clock
-        self.checks, self.explain = checks, explain
-        self.last_count = -1.0
-        self.stage, self.last_progress = "starting", clock()
-        self.entered = self.last_progress  # the stage
+    def __post_init__(self) -> None:
+        self.last_progress = self.entered = self.clock()  # the stage
         self.failure: Future[None] = Future()
         self.ended = threading.Event()
 
@@ -94,17 +82,10 @@ class Watchdog:
 
     def without_progress_s(self) -> float:
         """Seconds since the trainer entered a stage, or calls were last seen to generate; asks the data planes."""
-        if self.calls_progressed():
-            self.last_progress = self.clock()
-        return self.clock() - self.last_progress
-
-    def calls_progressed(self) -> bool:
-        """Whether the count changed since the last reply; it is smaller after a restart of a data plane."""
         count = self.progress()
-        if count is None:
-            return False
-        before, self.last_count = self.last_count, count
-        return count != before
+        if count is not None and count != self.last_count:  # it is smaller after a restart of a data plane
+            self.last_count, self.last_progress = count, self.clock()
+        return self.clock() - self.last_progress
 
     def watch(self) -> None:
         """Checks until the training has ended; an error of a check ends the training."""
@@ -133,36 +114,28 @@ class Watchdog:
         raise NoProgressError(text, self.limit_s)
 
 
+@dataclass(eq=False)
 class StuckWatch:
     """Names each part that is over its limit once, and recovers it once, until it was within its limit again.
 
-    Owned state: when the recovery of each part over its limit was tried, None if it was not yet; and counts of the run.
-
-    Args:
-        collect: the graph of waits now; asked for a few times within the shortest limit.
-        limits: seconds by kind.
-        recoveries: by the kind of the node that is over its limit.
-        report: the stacks of the processes that this chain concerns, as text.
-        without_progress_s: for how many seconds neither the trainer nor any call has moved.
+    It gets a line in the log with its chain of waits, the stacks of the processes concerned, and its recovery, if there
+    is one. If that does not help, and nothing else moves for as long as the limit, the run ends.
     """
 
-    def __init__(
-        self,
-        collect: Callable[[], Sequence[Wait]],
-        limits: Limits,
-        recoveries: Mapping[WaitKind, Recover],
-        *,
-        report: Callable[[Blocked], str],
-        without_progress_s: Callable[[], float],
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self.collect, self.limits, self.recoveries = collect, limits, recoveries
-        self.report, self.without_progress_s, self.clock = report, without_progress_s, clock
-        set_limits = [limit for limit in limits.values() if limit is not None]
+    collect: Callable[[], Sequence[Wait]]  # the graph of waits now; asked for a few times within the shortest limit
+    limits: Limits
+    recoveries: Mapping[WaitKind, Recover]  # by the kind of the node that is over its limit
+    _: KW_ONLY
+    report: Callable[[Blocked], str]  # the stacks of the processes that this chain concerns
+    without_progress_s: Callable[[], float]  # for how long neither the trainer nor any call has moved
+    clock: Callable[[], float] = time.monotonic
+    late = False
+
+    def __post_init__(self) -> None:
+        set_limits = [limit for limit in self.limits.values() if limit is not None]
         self.every_s = max(CHECKS_S, min(set_limits) / CHECKS) if set_limits else None
-        self.looked = self.checked = clock()
-        self.late = False
-        self.tried: dict[str, float | None] = {}
+        self.looked = self.checked = self.clock()
+        self.tried: dict[str, float | None] = {}  # when the recovery of each part over its limit was; None: not yet
         self.named, self.recovered = Counter[WaitKind](), Counter[WaitKind]()
 
     def check(self) -> None:

@@ -1,11 +1,7 @@
 """The actor classes of the `seamless` trainer: verl's workers, which also stage weights and report their activity.
 
-A version of the weights is staged while replicas generate, and then loaded from memory, so that a replica pauses only
-for the load. Owned state of each process: the version that it has staged, and the thread that copies it.
-
-All methods of a worker run one after another in one thread of Ray's, the event loop of its actor, with the exception
-of those in the concurrency group `STAGING`, which has a thread of its own: a report of the staging is not late because
-the worker computes.
+All methods of a worker run one after another in the event loop of its actor, with the exception of those in the
+concurrency group `STAGING`: a report of the staging is not late because the worker computes.
 """
 
 from __future__ import annotations
@@ -27,13 +23,19 @@ from seamless_verl import algorithms
 from seamless_verl.resources.ledger.activity import Activity, DeviceUse, NodeActivity
 from seamless_verl.runtime.process import show_log
 from seamless_verl.trainer.checkpoints import RotatesCheckpoints
-from seamless_verl.trainer.corrected_update import CorrectedUpdates
 from seamless_verl.trainer.device_time import record_computations, train_device
 from seamless_verl.trainer.finite_updates import FiniteUpdates, gathered
+from seamless_verl.trainer.losses import CorrectedUpdates, weighs_sessions
 from seamless_verl.trainer.pools import TagWorkers
 from seamless_verl.trainer.prefetch import FetchesAhead
-from seamless_verl.trainer.weighted_loss import weighs_sessions
-from seamless_verl.weights.background import BackgroundStaging, StagingBegun, StagingEnd, exports_alone, hold_changes
+from seamless_verl.weights.background import (
+    BackgroundStaging,
+    StagingBegun,
+    StagingEnd,
+    exports_alone,
+    hold_changes,
+    without_progress_bars,
+)
 from seamless_verl.weights.host_copies import work_after_this
 from seamless_verl.weights.staging import Report, StagedWeights, StagingMemory, StagingShare, mapped_of_host
 from seamless_verl.weights.transfer import node_id
@@ -65,10 +67,22 @@ class SeamlessActorWorker(FetchesAhead, RotatesCheckpoints, DetachActorWorker):
             FiniteUpdates(self.actor, "actor")
             corrected = CorrectedUpdates(self.actor).correcting(self.loss_fn)
             self.actor.set_loss_fn(weighs_sessions(corrected))
+            if self.config.actor.strategy == "megatron" and self.config.actor.megatron.router_replay.mode == "R3":
+                from seamless_verl.trainer.flipped_routes import FlippedRoutes
+
+                FlippedRoutes(self.actor)
             hold_changes(self.actor.engine, self.copying.wait)
+            without_progress_bars(self.actor.engine)
 
     def saved_engine(self) -> Any:
         return self.actor.engine
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def share_prefixes(self) -> str | None:
+        """Compute what sequences share once from now on, in actor and reference; or what an engine has against it."""
+        engines = [one.engine for one in (getattr(self, "actor", None), getattr(self, "ref", None)) if one is not None]
+        found = [getattr(engine, "share_prefixes", lambda: "Transformer Engine's layers")() for engine in engines]
+        return next((one for one in found if one is not None), None)
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def restore_model_from_cpu(self, n: Any) -> None:
@@ -84,14 +98,15 @@ class SeamlessActorWorker(FetchesAhead, RotatesCheckpoints, DetachActorWorker):
     def stage_weights(self, version: int) -> Report | StagingBegun:
         """Copies the weights out of the engine, for replicas to map or to receive; all ranks call it together.
 
-        The ranks of a host divide the copying. Its first one returns the place of the host's copy, the others their
-        share, and None those of a host that needs no copy. A rank whose export needs no other returns StagingBegun at
-        once, and what it would have returned comes from `finish_staging`.
+        The first rank of a host returns the place of the host's copy, the others their share, and None those of a host
+        without. A rank whose export needs no other returns StagingBegun at once, and the rest by `finish_staging`.
         """
-        options = {"layered_summon": self.layered_summon, "base_sync_done": True} if "rollout" in self.role else {}
+        beside = "rollout" in self.role
+        summon = {"layered_summon": self.layered_summon} if beside else {}
         with self.activity.doing(DeviceUse.SYNC):
-            weights, peft = self.actor.engine.get_per_tensor_param(**options)
-            begun = self._begin_staging(every_host=bool(options))
+            # Of adapters that are not merged, these alone: engines have the model's own weights from its files.
+            weights, peft = self.actor.engine.get_per_tensor_param(**summon, base_sync_done=True)
+            begun = self._begin_staging(every_host=beside)
             copy = partial(self._copy, version, weights, peft, begun)
             if not exports_alone(self.actor.engine):
                 return copy()
@@ -118,12 +133,10 @@ class SeamlessActorWorker(FetchesAhead, RotatesCheckpoints, DetachActorWorker):
         return staged if first else StagingShare(staged.host, staged.layout)
 
     def _begin_staging(self, *, every_host: bool) -> bool:
-        """Begins a version with the other ranks of this host; False if the host stages none.
-
-        Without `every_host`, only the host of rank 0 does.
-        """
+        """Begins a version with this host's other ranks; False if it stages none, as all but rank 0's do by default."""
         if not self.ranks_of_host:
-            self.ranks_of_host = of_same_value(gathered(node_id()), self.rank)
+            hosts = gathered(node_id())
+            self.ranks_of_host = [rank for rank, host in enumerate(hosts) if host == hosts[self.rank]]
         ranks = self.ranks_of_host
         begins = self.rank == ranks[0] and (every_host or self.rank == 0)
         place = self.staged.begin(len(ranks)) if begins else None
@@ -160,11 +173,6 @@ def behind_this_thread(copy: Callable[[], Report]) -> Callable[[], Report]:
             return copy()
 
     return copy_behind
-
-
-def of_same_value(values: Sequence[Any], rank: int) -> list[int]:
-    """The ranks whose value is that of `rank`, in order."""
-    return [other for other, value in enumerate(values) if value == values[rank]]
 
 
 class SeamlessCriticWorker(RotatesCheckpoints, TrainingWorker):

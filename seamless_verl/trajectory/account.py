@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -36,7 +36,7 @@ class DropReason(StrEnum):
 
 @dataclass(frozen=True)
 class Account:
-    """Token counts; accounts add up over sessions, groups and the run with `+` or `Account.total`."""
+    """Token counts; accounts add up over sessions, groups and the run with `+`."""
 
     generated: int = 0
     trained: int = 0
@@ -50,11 +50,6 @@ class Account:
         reasons = self.dropped.keys() | other.dropped.keys()
         dropped = {reason: self.dropped.get(reason, 0) + other.dropped.get(reason, 0) for reason in reasons}
         return Account(self.generated + other.generated, self.trained + other.trained, dropped)
-
-    @classmethod
-    def total(cls, accounts: Iterable[Account]) -> Account:
-        """The sum of the accounts; of none, an empty account."""
-        return sum(accounts, cls())
 
     def discarded(self, reason: DropReason) -> Account:
         """The same account with its trained tokens dropped for this reason.

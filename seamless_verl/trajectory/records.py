@@ -12,6 +12,8 @@ from dataclasses import dataclass, field, replace
 from enum import IntEnum, StrEnum
 from typing import Any
 
+from seamless_verl.trajectory.routes import Routes
+
 TOKEN, LOGPROB = "i", "f"  # typecodes: 4 bytes each: a generated token takes 8 bytes of memory
 
 
@@ -45,19 +47,24 @@ def logprobs(values: Iterable[float]) -> array[float]:
     return array(LOGPROB, values)
 
 
-def check_lengths(what: str, ids: Sequence[int], logprobs: Sequence[float], grammar: bytes | bytearray) -> None:
-    """Raises ValueError unless there is exactly one logprob per id, and one grammar label or none at all."""
+def check_lengths(
+    what: str, ids: Sequence[int], logprobs: Sequence[float], grammar: bytes | bytearray, routes: Routes | None
+) -> None:
+    """Raises ValueError unless there is one logprob per id, and one grammar label and route each, or none at all."""
     if len(ids) != len(logprobs):
         raise ValueError(f"{what}: {len(logprobs)} logprobs for {len(ids)} ids; give one per id")
     if grammar and len(grammar) != len(ids):
         raise ValueError(f"{what}: {len(grammar)} grammar labels for {len(ids)} ids; give one per id, or none")
+    if routes is not None and len(routes) != len(ids):
+        raise ValueError(f"{what}: {len(routes)} routes for {len(ids)} ids; give one per id, or none")
 
 
 @dataclass(frozen=True)
 class Segment:
     """A maximal run of generated tokens with one weight version from one replica.
 
-    `grammar` has a `Grammar` for each id, or nothing if all are NONE.
+    `grammar` has a `Grammar` for each id, or nothing if all are NONE. `routes` has a row for each id, where its engine
+    returns them.
 
     Raises:
         ValueError: it does not have exactly one logprob per id.
@@ -68,9 +75,10 @@ class Segment:
     version: int
     replica: str
     grammar: bytearray = field(default_factory=bytearray)
+    routes: Routes | None = None
 
     def __post_init__(self) -> None:
-        check_lengths("segment", self.ids, self.logprobs, self.grammar)
+        check_lengths("segment", self.ids, self.logprobs, self.grammar, self.routes)
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -78,11 +86,13 @@ class Segment:
     def part(self, start: int, stop: int) -> Segment:
         """Its tokens from `start` to before `stop`."""
         at = slice(start, stop)
-        return replace(self, ids=self.ids[at], logprobs=self.logprobs[at], grammar=self.grammar[at])
+        routes = None if self.routes is None else self.routes.part(start, stop)
+        return replace(self, ids=self.ids[at], logprobs=self.logprobs[at], grammar=self.grammar[at], routes=routes)
 
     def chunk(self) -> TokenChunk:
         """Its tokens as one chunk, with the same arrays."""
-        return TokenChunk(self.ids, self.logprobs, self.version, self.replica, grammar=bytes(self.grammar))
+        labels = bytes(self.grammar)
+        return TokenChunk(self.ids, self.logprobs, self.version, self.replica, grammar=labels, routes=self.routes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,8 +110,9 @@ class TokenChunk:
 
     The one shape of a generated token between an engine and the journal. The last chunk of a request, and only it,
     has a `finish_reason`; `error` is the cause if that is FAILED. `top` has one entry per id if the request asked for
-    the likeliest tokens. `grammar` has a `Grammar` for each id, or nothing if all are NONE. A chunk without ids has no
-    meaningful version and replica.
+    the likeliest tokens. `grammar` has a `Grammar` for each id, or nothing if all are NONE. `routes` has a row for each
+    id if the request asked for them; the first chunk with ids then has the prompt's, too: `prompt_routes` are those of
+    its last tokens. A chunk without ids has no meaningful version and replica.
 
     Raises:
         ValueError: it does not have exactly one logprob per id.
@@ -116,9 +127,24 @@ class TokenChunk:
     top: tuple[TopLogprobs, ...] | None = None
     error: Exception | None = None
     grammar: bytes = b""
+    routes: Routes | None = None
+    prompt_routes: Routes | None = None
 
     def __post_init__(self) -> None:
-        check_lengths("chunk", self.ids, self.logprobs, self.grammar)
+        check_lengths("chunk", self.ids, self.logprobs, self.grammar, self.routes)
+
+    def without_tokens(self) -> TokenChunk:
+        """Its end, if it is one, alone."""
+        return empty_chunk(
+            self.finish_reason,
+            version=self.version,
+            replica=self.replica,
+            stop_reason=self.stop_reason,
+            error=self.error,
+        )
+
+    def without_routes(self) -> TokenChunk:
+        return self if self.routes is None else replace(self, routes=None, prompt_routes=None)
 
 
 def empty_chunk(finish_reason: Finish | None = None, *, version: int = 0, replica: str = "", **why: Any) -> TokenChunk:
@@ -141,9 +167,14 @@ def append_chunk(segments: list[Segment], chunk: TokenChunk | Segment) -> None:
             last.grammar.extend(chunk.grammar or bytes(len(chunk.ids)))
         last.ids.extend(chunk.ids)
         last.logprobs.extend(chunk.logprobs)
+        if last.routes is not None and chunk.routes is not None and last.routes.form == chunk.routes.form:
+            last.routes.extend(chunk.routes)
+        elif last.routes is not None:  # rows that are not all there are none
+            segments[-1] = replace(last, routes=None)
     else:
-        labels = bytearray(chunk.grammar)
-        segments.append(Segment(chunk.ids[:], chunk.logprobs[:], chunk.version, chunk.replica, labels))
+        routes = None if chunk.routes is None else chunk.routes.part(0)
+        beside = (chunk.version, chunk.replica, bytearray(chunk.grammar), routes)
+        segments.append(Segment(chunk.ids[:], chunk.logprobs[:], *beside))
 
 
 def merge_chunks(chunks: Sequence[TokenChunk]) -> TokenChunk:
@@ -152,6 +183,7 @@ def merge_chunks(chunks: Sequence[TokenChunk]) -> TokenChunk:
     for chunk in chunks:
         append_chunk(segments, chunk)
     top = tuple(entry for chunk in chunks for entry in chunk.top or ())
+    of_prompt = next((chunk.prompt_routes for chunk in chunks if chunk.prompt_routes is not None), None)
     if not segments:
         return replace(last, top=top or None)
     (merged,) = segments
@@ -163,6 +195,8 @@ def merge_chunks(chunks: Sequence[TokenChunk]) -> TokenChunk:
         replica=merged.replica,
         top=top or None,
         grammar=bytes(merged.grammar),
+        routes=merged.routes,
+        prompt_routes=of_prompt,
     )
 
 
@@ -171,7 +205,8 @@ class Turn:
     """One API call of a session, ended: what the model read, and what it generated.
 
     `request` and `reply` are the normalized request and the parsed reply as plain JSON values. They are for readers
-    and are never tokenized again.
+    and are never tokenized again. `prompt_routes` are the rows of the prompt's last tokens, as far as the engine was
+    asked for them.
     """
 
     turn_id: str
@@ -180,6 +215,7 @@ class Turn:
     finish: Finish
     request: dict[str, Any] = field(default_factory=dict)
     reply: dict[str, Any] = field(default_factory=dict)
+    prompt_routes: Routes | None = None
 
     @property
     def generated(self) -> int:

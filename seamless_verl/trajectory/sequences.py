@@ -26,6 +26,7 @@ from seamless_verl.errors import ConfigError
 from seamless_verl.trajectory.account import Account, DropReason
 from seamless_verl.trajectory.policies import BoolArray, GrammarTokens, TokenPolicy, TokenView
 from seamless_verl.trajectory.records import Finish, Grammar
+from seamless_verl.trajectory.routes import RouteArray, joined
 from seamless_verl.trajectory.session import SessionRecord
 from seamless_verl.trajectory.tree import Node, Tree
 
@@ -73,7 +74,8 @@ class TrainingSequence:
     prompt_ids int32 [P]; response_ids int32 [R]; response_mask uint8 [R], 1 to train; rollout_log_probs
     float32 [R] in nats, 0 for context; weight_version int32 [R], -1 for context; grammar uint8 [R], a `Grammar`, 0 for
     context. A response begins and ends with a generated token. Generated tokens with mask 0 keep logprob and version.
-    `leaf_id` is the turn that ends at the leaf; `spans` are the response's generated runs in order.
+    `leaf_id` is the turn that ends at the leaf; `spans` are the response's generated runs in order. `routes`
+    [P + R - 1, layers, experts] are the experts chosen at all positions but the last, None unless all are on record.
     """
 
     leaf_id: str
@@ -84,6 +86,7 @@ class TrainingSequence:
     weight_version: IntArray
     grammar: NDArray[np.uint8]
     spans: tuple[Span, ...]
+    routes: RouteArray | None = None
 
     @property
     def turn_ids(self) -> tuple[str, ...]:
@@ -117,11 +120,11 @@ def assemble(
     then tokens of grammars are masked, and then the policy masks the stale tokens of the remainder.
     """
     tree = source if isinstance(source, Tree) else source.tree
-    parts = split_into_chains(tree)
+    chains, left_out = split_into_chains(tree)
     dropped: Counter[DropReason] = Counter()
-    for node, reason in parts.dropped:
+    for node, reason in left_out:
         dropped[reason] += len(node)
-    decisions = [mask_chain(chain, policy, trainer_version, limits, grammar) for chain in parts.chains]
+    decisions = [mask_chain(chain, policy, trainer_version, limits, grammar) for chain in chains]
     for decision in decisions:
         dropped += decision.dropped
     sequences = [_make_sequence(decision.chain, decision.mask) for decision in decisions if decision.mask.any()]
@@ -143,16 +146,11 @@ class Chain:
         return sum(map(len, self.prompt))
 
 
-@dataclass(frozen=True, eq=False)
-class TreeChains:
-    """All generated nodes of a tree: in the response of one of `chains`, or in `dropped` with the reason."""
+def split_into_chains(tree: Tree) -> tuple[list[Chain], list[tuple[Node, DropReason]]]:
+    """All generated nodes of a tree: in the response of one of the chains, or dropped, with the reason.
 
-    chains: list[Chain]
-    dropped: list[tuple[Node, DropReason]]
-
-
-def split_into_chains(tree: Tree) -> TreeChains:
-    """The tree's chains. The cost is linear in the number of nodes, plus each chain's path to the root."""
+    The cost is linear in the number of nodes, plus each chain's path to the root.
+    """
     nodes = list(tree.nodes())
     replayed = _replayed_nodes(tree, nodes)
     dropped: list[tuple[Node, DropReason]] = []
@@ -165,7 +163,7 @@ def split_into_chains(tree: Tree) -> TreeChains:
             trainable.add(node)
     heads = _chain_heads(tree, nodes, trainable)
     leaf_ids = _leaf_ids(tree)
-    return TreeChains([_make_chain(head, trainable, leaf_ids) for head in heads], dropped[::-1])
+    return [_make_chain(head, trainable, leaf_ids) for head in heads], dropped[::-1]
 
 
 def _replayed_nodes(tree: Tree, nodes: list[Node]) -> set[Node]:
@@ -273,6 +271,7 @@ def _make_sequence(chain: Chain, mask: BoolArray) -> TrainingSequence:
         _weight_versions(nodes)[:size],
         _grammar(nodes)[:size],
         tuple(_find_spans(nodes, size)),
+        _routes([*chain.prompt, *nodes], chain.prompt_length + size),
     )
 
 
@@ -300,6 +299,15 @@ def _logprobs(node: Node) -> NDArray[np.float32]:
     return np.zeros(len(node), np.float32) if node.segment is None else np.asarray(node.segment.logprobs)
 
 
+def _routes(nodes: Sequence[Node], size: int) -> RouteArray | None:
+    """The experts chosen at the positions before the last of the first `size` tokens, [size - 1, layers, experts].
+
+    A token's row is that of the position before it, so that the first row, of the first token, is none.
+    """
+    rows = joined([node.rows() for node in nodes if len(node)])
+    return None if rows is None else rows.array()[1:size]
+
+
 def _grammar(nodes: Sequence[Node]) -> NDArray[np.uint8]:
     """Uint8 [T]: each token's `Grammar`, NONE for context."""
     labels = (node.segment.grammar if node.segment and node.segment.grammar else bytes(len(node)) for node in nodes)
@@ -318,19 +326,19 @@ def why_untrained(tree: Tree, limits: SequenceLimits, keys: str = "max_sequence"
         return "no call of its agent was answered"
     if not tree.generated:
         return f"its {len(tree.turns)} calls generated no token"
-    parts = split_into_chains(tree)
-    if parts.chains and limits.max_sequence is not None:
-        shortest = min(chain.prompt_length for chain in parts.chains)
+    chains, dropped = split_into_chains(tree)
+    if chains and limits.max_sequence is not None:
+        shortest = min(chain.prompt_length for chain in chains)
         if shortest >= limits.max_sequence:
             return (
                 f"its prompt of {shortest} tokens leaves no room for a response in the {limits.max_sequence} tokens "
                 f"of a training sequence ({keys}). Raise that, or shorten the prompt"
             )
-    if parts.chains:
+    if chains:
         return (
             "a grammar (JSON schema, required or strict tool) was in force for all its tokens, and "
             "seamless.tokens.grammar trains none of them. Set seamless.tokens.grammar=train_all to train them"
         )
-    reasons = Counter(str(reason) for _, reason in parts.dropped)
+    reasons = Counter(str(reason) for _, reason in dropped)
     counts = ", ".join(f"{count} {reason}" for reason, count in reasons.items())
     return f"none of its {len(tree.turns)} calls finished ({counts})"

@@ -34,11 +34,15 @@ class Closed(StrEnum):
 
 @dataclass(eq=False)
 class SessionRecord:
-    """One session. `rewards` are by name; a reward posted again replaces the earlier one."""
+    """One session. `rewards` are by name; a reward posted again replaces the earlier one.
+
+    A `validation` trains nothing.
+    """
 
     uid: str
     session_id: str
     _: KW_ONLY
+    validation: bool = False
     tree: Tree = field(default_factory=Tree)
     rewards: dict[str, float] = field(default_factory=dict)
     closed: Closed | None = None

@@ -54,9 +54,9 @@ def format_drift(drift: Drift) -> str:
 def _annotate(
     tree: Tree, policy: TokenPolicy, trainer_version: int, limits: SequenceLimits, grammar: GrammarTokens
 ) -> Annotations:
-    parts = split_into_chains(tree)
-    annotations = {node: f"trained 0/{len(node)} {reason}" for node, reason in parts.dropped}
-    for chain in parts.chains:
+    chains, dropped = split_into_chains(tree)
+    annotations = {node: f"trained 0/{len(node)} {reason}" for node, reason in dropped}
+    for chain in chains:
         annotations.update(_annotate_chain(mask_chain(chain, policy, trainer_version, limits, grammar)))
     return annotations
 

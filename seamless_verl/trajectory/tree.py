@@ -9,7 +9,10 @@ Invariants:
 - A split keeps the existing node as the lower part, so a reference to a node always means the same end.
 - Children are in the order of their insertion.
 
-Memory per token: 4 bytes of context, 8 bytes generated. A turn's prompt is not stored; it is read from the tree.
+- A token keeps the route with which it was first placed; a later turn gives routes only to what has none.
+
+Memory per token: 4 bytes of context, 8 bytes generated, and its route if there is one. A turn's prompt is not stored;
+it is read from the tree.
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ import numpy as np
 
 from seamless_verl.errors import IntegrityError
 from seamless_verl.trajectory.records import TOKEN, Finish, Segment, Turn
+from seamless_verl.trajectory.routes import Routes
 
 
 @dataclass(eq=False)
@@ -37,6 +41,8 @@ class Tree:
         node, within, depth = self.match(turn.prompt_ids)
         match_end = node if within == len(node) else _split(node, within)
         prompt_end = match_end.add(turn.prompt_ids[depth:]) if depth < len(turn.prompt_ids) else match_end
+        if turn.prompt_routes is not None:
+            _place_routes(prompt_end, len(turn.prompt_ids), turn.prompt_routes)
         end = prompt_end
         for segment in turn.segments:
             if len(segment):
@@ -68,6 +74,16 @@ class Tree:
             if depth > longest:
                 best, longest = (node, within, depth), depth
         return best
+
+    def routes_needed_from(self, prompt: array[int]) -> int:
+        """The first of the prompt's tokens but the very first whose route is not on record; its length if all are."""
+        node, _, matched = self.match(prompt)
+        known = 0
+        for step in node.path_from(None):
+            if step.rows() is None and len(step):
+                break
+            known += len(step)
+        return max(1, min(known, matched))
 
     def nodes(self) -> Iterator[Node]:
         """Every node but the root, parents before children, children in order."""
@@ -127,19 +143,24 @@ class PlacedTurn:
 
 
 class Node:
-    """A run of tokens: context, or a part or all of one segment of one turn."""
+    """A run of tokens: context, or a part or all of one segment of one turn; `routes` are those of context."""
 
-    __slots__ = ("children", "ids", "parent", "segment", "turn_id")
+    __slots__ = ("children", "ids", "parent", "routes", "segment", "turn_id")
 
     def __init__(self, ids: array[int], parent: Node | None, segment: Segment | None = None, turn_id: str = "") -> None:
         self.ids, self.parent, self.segment, self.turn_id = ids, parent, segment, turn_id
         self.children: list[Node] = []
+        self.routes: Routes | None = None
 
     def __len__(self) -> int:
         return len(self.ids)
 
     def __bool__(self) -> bool:
         return True
+
+    def rows(self) -> Routes | None:
+        """The route of each of its tokens, if they are on record; zeros for the very first of a sequence."""
+        return self.routes if self.segment is None else self.segment.routes
 
     def add(self, ids: array[int], segment: Segment | None = None, turn_id: str = "") -> Node:
         """Appends a child and returns it."""
@@ -204,11 +225,24 @@ def _split(lower: Node, at: int) -> Node:
     assert parent is not None and 0 < at < len(lower)
     first, rest = (None, None) if segment is None else (segment.part(0, at), segment.part(at, len(segment)))
     upper = Node(lower.ids[:at] if first is None else first.ids, parent, first, lower.turn_id)
+    if lower.routes is not None:
+        upper.routes, lower.routes = lower.routes.part(0, at), lower.routes.part(at)
     lower.ids, lower.segment = lower.ids[at:] if rest is None else rest.ids, rest
     parent.children[parent.children.index(lower)] = upper
     upper.children.append(lower)
     lower.parent = upper
     return upper
+
+
+def _place_routes(node: Node | None, length: int, routes: Routes) -> None:
+    """Gives the last tokens of a path of so many their routes, where they have none and these are whole."""
+    end, first = length, length - len(routes)
+    while node is not None and len(node) and (end > first or end == 1):
+        begin = end - len(node)
+        missing = 1 if begin == 0 else 0  # the very first token has no route
+        if node.segment is None and node.routes is None and begin + missing >= first:
+            node.routes = routes.part(begin + missing - first, end - first).after_zeros(missing)
+        node, end = node.parent, begin
 
 
 def _share_equal_values(new: dict[str, Any], old: dict[str, Any]) -> dict[str, Any]:

@@ -2,12 +2,10 @@
 
 Invariants:
 - A call has an inbox from before its request is sent until it has ended or its reader has left; later chunks are
-  dropped.
-- When the connection is lost every inbox first gives what had arrived, and then raises ReplicaLostError.
-- Waiting chunks of one version are read as one chunk, so that a reader that is far behind reads at less cost.
-
-A slow reader does not slow the server down, since that would stop all calls of the connection. What waits in an inbox
-is bounded by its call's token budget: 8 bytes a token, plus the top logprobs that the call requested.
+  dropped. When the connection is lost every inbox first gives what had arrived, and then raises ReplicaLostError.
+- Waiting chunks of one version are read as one, so that a reader that is far behind reads at less cost. It does not
+  slow the server down, which would stop all calls of the connection: what waits is bounded by the call's token budget,
+  8 bytes a token, plus the top logprobs and the routes.
 """
 
 from __future__ import annotations
@@ -59,9 +57,7 @@ class RemoteEngine:
     ) -> RemoteEngine:
         """Connects with the token; `on_lost` is called once, with the reason, if the connection is lost but not closed.
 
-        Raises:
-            WireError: the server refused, or is another replica.
-            OSError, TimeoutError: the server is not reachable.
+        Raises WireError if the server refused, or is another replica, OSError or TimeoutError if it is not reachable.
         """
         async with asyncio.timeout(timeout_s):
             loop = asyncio.get_running_loop()

@@ -1,12 +1,11 @@
 """Messages between a data plane and a replica's server, as msgpack.
 
-A message is a list that begins with its tag; a frame is a list of messages. Arrays are raw little-endian bytes, 4 for
-each token. `call` is a number that the client chooses.
+A message is a list that begins with its tag; a frame is a list of messages. Arrays are raw bytes, 4 for each token,
+little-endian as all hosts of accelerators are. `call` is a number that the client chooses.
 """
 
 from __future__ import annotations
 
-import sys
 from array import array
 from typing import Any, TypeAlias
 
@@ -14,9 +13,9 @@ import msgspec
 
 from seamless_verl.rollout.engine import EngineRequest
 from seamless_verl.trajectory.records import LOGPROB, TOKEN, Finish, TokenChunk, TopLogprobs
+from seamless_verl.trajectory.routes import packed, unpacked
 
-PROTOCOL = 6
-SWAP = sys.byteorder == "big"
+PROTOCOL = 7
 
 
 class Hello(msgspec.Struct, array_like=True, tag=0, frozen=True):
@@ -43,6 +42,7 @@ class Generate(msgspec.Struct, array_like=True, tag=2, frozen=True):
     conversation: str
     priority: int
     media: bytes = b""
+    routes_from: int | None = None
 
 
 class Drop(msgspec.Struct, array_like=True, tag=3, frozen=True):
@@ -68,6 +68,8 @@ class Chunk(msgspec.Struct, array_like=True, tag=5, frozen=True):
     stop_reason: int | str | None
     top: list[tuple[tuple[int, ...], tuple[float, ...], int]] | None
     grammar: bytes = b""
+    routes: bytes = b""
+    prompt_routes: bytes = b""
 
 
 class Lost(msgspec.Struct, array_like=True, tag=6, frozen=True):
@@ -92,26 +94,27 @@ decode_message = msgspec.msgpack.Decoder(Message).decode
 
 
 def generate_message(call: int, request: EngineRequest) -> Generate:
-    prompt, sampling = pack_array(request.prompt_ids), dict(request.sampling)
-    beside = (request.resumed_tokens, request.conversation, request.priority, request.media)
+    prompt, sampling = request.prompt_ids.tobytes(), dict(request.sampling)
+    beside = (request.resumed_tokens, request.conversation, request.priority, request.media, request.routes_from)
     return Generate(call, request.request_id, prompt, sampling, *beside)
 
 
 def engine_request(message: Generate) -> EngineRequest:
     """Raises ValueError unless the prompt is whole tokens."""
     prompt = unpack_array(TOKEN, message.prompt)
-    beside = (message.resumed_tokens, message.conversation, message.priority, message.media)
+    beside = (message.resumed_tokens, message.conversation, message.priority, message.media, message.routes_from)
     return EngineRequest(message.request_id, prompt, message.sampling, *beside)
 
 
 def chunk_message(call: int, chunk: TokenChunk) -> Chunk:
     top = chunk.top and [(entry.ids, entry.logprobs, entry.rank) for entry in chunk.top]
-    ids, logprobs = pack_array(chunk.ids), pack_array(chunk.logprobs)
-    return Chunk(call, ids, logprobs, chunk.version, chunk.finish_reason, chunk.stop_reason, top or None, chunk.grammar)
+    ids, logprobs, end = chunk.ids.tobytes(), chunk.logprobs.tobytes(), (chunk.finish_reason, chunk.stop_reason)
+    routes = packed(chunk.routes), packed(chunk.prompt_routes)
+    return Chunk(call, ids, logprobs, chunk.version, *end, top or None, chunk.grammar, *routes)
 
 
 def token_chunk(message: Chunk, replica_id: str) -> TokenChunk:
-    """Raises ValueError unless there is one logprob for each id, and one grammar label or none at all."""
+    """Raises ValueError unless there is one logprob for each id, and one grammar label and route, or none at all."""
     return TokenChunk(
         unpack_array(TOKEN, message.ids),
         unpack_array(LOGPROB, message.logprobs),
@@ -121,19 +124,11 @@ def token_chunk(message: Chunk, replica_id: str) -> TokenChunk:
         message.stop_reason,
         None if message.top is None else tuple(TopLogprobs(*entry) for entry in message.top),
         grammar=message.grammar,
+        routes=unpacked(message.routes),
+        prompt_routes=unpacked(message.prompt_routes),
     )
-
-
-def pack_array(values: array[Any]) -> bytes:
-    if SWAP:
-        values = values[:]
-        values.byteswap()
-    return values.tobytes()
 
 
 def unpack_array(typecode: str, raw: bytes) -> array[Any]:
     """Raises ValueError unless these are the bytes of whole items."""
-    values: array[Any] = array(typecode, raw)
-    if SWAP:
-        values.byteswap()
-    return values
+    return array(typecode, raw)

@@ -1,12 +1,11 @@
 """One end of a TCP connection that sends and receives frames of messages.
 
-A frame is its length, 4 bytes big-endian, and a msgpack list of messages. All messages of one turn of the event loop
-are sent in one write, so that an engine's step costs one system call however many calls it serves.
+A frame is its length, 4 bytes big-endian, and a msgpack list of messages: all those of one turn of the event loop, in
+one write, so that an engine's step costs one system call however many calls it serves.
 
 Invariants:
 - Messages arrive in the order in which they were sent, each once, or the connection is lost.
-- A malformed message closes its connection with the reason; what came before it is received, and it affects no other
-  connection.
+- A malformed message closes its own connection with the reason; what came before it is received.
 """
 
 from __future__ import annotations
@@ -65,11 +64,7 @@ class Connection(asyncio.Protocol, ABC):
         await self._writable.wait()
 
     def send(self, message: Message) -> None:
-        """Sends by the end of this turn of the loop; a message to a closed connection is dropped.
-
-        Raises:
-            WireError: the message is longer than a frame may be.
-        """
+        """Sends by the end of this turn of the loop, unless closed; WireError if it is longer than a frame may be."""
         raw = encode_message(message)
         if len(raw) + 3 * HEADER > MAX_FRAME:
             raise WireError(self.peer, f"a message of {len(raw)} bytes does not fit a frame of {MAX_FRAME}")

@@ -2,30 +2,23 @@
 
 Between two optimizer steps nothing changes the weights, so that the worker's next forward and backward passes may run
 while a thread copies. The worker's own thread starts the copy, and calls `wait` before it changes or moves the weights.
-Another thread, of Ray's, waits for the report.
 
 verl's engine gives the weights one by one, gathered from the other ranks. Two threads that use the same process groups,
 in another order on another rank, wait for each other for ever. So a thread exports only where every collective of the
 export is in a group of this rank alone, for which no other rank is ever waited for:
 
-- mbridge gathers over the pipeline, tensor, expert and expert tensor groups, and over no other (mbridge/core/bridge.py,
-  `export_weights`). Of Megatron-Bridge, verl's other flavour, this was not verified.
+- Both bridges gather over the pipeline, tensor, expert and expert tensor groups, and over no other (mbridge/core,
+  `export_weights`; megatron/bridge/models/conversion/{param_mapping,model_bridge,peft_bridge}.py). Of weights that verl
+  quantizes (`qat`) this was not verified.
 - Megatron's FSDP, and verl's FSDP engines, keep a part of each weight on each rank.
 
-The weights must also stay as they are, and where they are, until the next optimizer step:
-
-- with `overlap_param_gather` ranks gather the parts that others have stepped during the next forward pass;
-- the balance of experts changes at the end of a backward pass (Megatron's `finalize_model_grads`);
-- weights that are put away between computations are moved by each of them.
-
-And while a CUDA graph is captured, no other thread of the process may use the device. Sizes of data and context
-parallelism do not matter: each of their ranks has the whole model.
-
-Owned state: the one copy that was started last.
+The weights must also stay as they are, and where they are, until the next optimizer step. So it does not where ranks
+gather parts during the next forward pass (`overlap_param_gather`), where the balance of experts changes at the end of a
+backward pass (Megatron's `finalize_model_grads`), or where weights are put away between computations. And while a CUDA
+graph is captured, no other thread of the process may use the device.
 
 Invariants:
-- At most one copy is open. It is started only after the one before has ended, which `weights/commit.py` waits for.
-- After `wait` no copy is open, until the same thread starts the next one.
+- At most one copy is open: the next one is started only after it has ended, which `weights/commit.py` waits for.
 - Every copy ends, with a report or with the error that `result` raises; `wait` does not raise it.
 """
 
@@ -49,6 +42,7 @@ MODEL_SIZES = (
     "expert_model_parallel_size",
     "expert_tensor_parallel_size",
 )
+BARS = ("export_hf_weights", "export_adapter_weights")
 HELD = ("optimizer_step", "load_checkpoint", "save_checkpoint")  # the last exports weights, over the same groups
 
 
@@ -66,7 +60,7 @@ class StagingEnd(NamedTuple):
 
 
 class BackgroundStaging:
-    """Owns the thread that copies."""
+    """Owns the thread that copies, and the copy that was started last."""
 
     def __init__(self) -> None:
         self._end: Future[StagingEnd] | None = None
@@ -101,7 +95,7 @@ class BackgroundStaging:
 def exports_alone(engine: Any) -> bool:
     """Whether the export of this engine of verl needs no other rank, and its weights stay until an optimizer step."""
     config = engine.engine_config
-    if config.strategy != "megatron" or not engine.vanilla_bridge or config.use_megatron_fsdp:
+    if config.strategy != "megatron" or config.use_megatron_fsdp or engine._qat_enabled:
         return False
     whole = all(getattr(config, size) in (1, None) for size in MODEL_SIZES)
     put_away = engine.is_param_offload_enabled
@@ -110,6 +104,13 @@ def exports_alone(engine: Any) -> bool:
     captured = getattr(model, "enable_cuda_graph", False) or getattr(model, "cuda_graph_impl", "none") != "none"
     experts = model.num_moe_experts
     return whole and not (put_away or gathered_late or experts or captured)
+
+
+def without_progress_bars(engine: Any) -> None:
+    """Makes Megatron-Bridge export without a bar of progress, which would go to the run's output at every commit."""
+    if engine.engine_config.strategy == "megatron" and not engine.vanilla_bridge:
+        for name in BARS:
+            setattr(engine.bridge, name, functools.partial(getattr(engine.bridge, name), show_progress=False))
 
 
 def hold_changes(engine: Any, wait: Callable[[], None]) -> None:

@@ -1,12 +1,7 @@
 """Commits a version of the weights: staged while the replicas generate, then loaded into a few of them at a time.
 
-The trainer's workers stage the weights once in the memory of each host. Where a worker can do that in a thread
-(`weights/background.py`), the trainer goes on at once: nothing changes the weights before its next optimizer step,
-which the worker itself holds back until they are copied. Elsewhere the trainer waits until they are. The replicas load
-them meanwhile: each pauses only for its load; its calls freeze in the engine and continue with the new weights.
-
-Owned state: the update that was begun last, and the committed version with the place where it is staged. Each trainer
-worker owns its open copy (`weights/background.py`), the data plane the version that may be served.
+Where a worker copies in a thread (`weights/background.py`), the trainer goes on at once: the worker itself holds its
+next optimizer step back until the copy has ended. Elsewhere the trainer waits. Each replica pauses only for its load.
 
 Invariants:
 - The staged memory is written only while no load is open: `begin` and `load_again` wait for the open update first, and
@@ -20,6 +15,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -32,12 +28,11 @@ from verl.single_controller.ray import RayWorkerGroup
 from seamless_verl.weights.background import StagingBegun, StagingEnd
 from seamless_verl.weights.staging import Report, StagedWeights, one_per_host
 from seamless_verl.weights.transfer import Transfer
-from seamless_verl.weights.update import CommitTimes, Reach, WeightUpdate, load_rounds
+from seamless_verl.weights.update import CommitTimes, Reach, WeightUpdate
 
 logger = logging.getLogger(__name__)
 Staged = list[StagedWeights]  # one for each host that has the version
 Begun = Report | StagingBegun  # a rank's reply: it has staged, or copies in the background
-ONE_HOST = ""
 
 
 @dataclass(kw_only=True)
@@ -45,7 +40,7 @@ class WeightCommit:
     """Commits versions of the trainer's weights.
 
     Args:
-        execute: executes a command of the rollout manager, and returns its result.
+        execute: sends a command of the rollout manager; returns what `ray.get` gives its result for.
         metrics: asks for the fleet's metrics, `loading` or not, and returns what `ray.get` gives them for; raises
             there if no replica serves.
         pauses_s: for how many seconds each of these replicas paused for its last load.
@@ -71,7 +66,6 @@ class WeightCommit:
     syncing: Callable[[Sequence[str]], AbstractContextManager[None]] = lambda devices: nullcontext()
     hosts: Mapping[str, str] = field(default_factory=dict)
     committed: tuple[int, Staged] | None = None  # the version, and where it is staged until the next one is
-    staged: tuple[int, Staged] | None = None  # of the update
     begun: int | None = None  # the version of the last call
     update: WeightUpdate | None = None  # to the version that was committed last, or is
     times: CommitTimes = field(default_factory=CommitTimes)  # of that version
@@ -91,16 +85,13 @@ class WeightCommit:
         named = {"waited_s": self.times.waited_s} | (earlier.metrics() if earlier.load_s else {})
         of_planes = self.metrics(True)
         begun = self.trainers.stage_weights(version)
-        stage, commit = partial(self.stage, version, begun), partial(self.commit, version)
-        metrics, steps = dict[str, Any](), {"stage": stage, "commit": commit}
+        metrics, commit = dict[str, Any](), {"commit": partial(self.commit, version, begun)}
         if not self.goes_on(begun):
-            metrics, steps = stage(), {}
-            commit()
+            metrics, commit = self.commit(version, begun), {}
         metrics |= ray.get(of_planes)
         self.times.trainer_waited(self.times.began, for_loads=False)
         rounds = self.rounds(together=metrics.get("fleet/attached") == 0)
-        load = partial(self.load, version)
-        self.update = WeightUpdate(version, rounds, load, self.check, times=self.times, **steps)
+        self.update = WeightUpdate(version, rounds, partial(self.load, version), self.check, times=self.times, **commit)
         return metrics | {f"seamless/commit/{name}": value for name, value in named.items()}
 
     def goes_on(self, begun: Sequence[Begun]) -> bool:
@@ -108,8 +99,8 @@ class WeightCommit:
         hosts = {reply.host for reply in begun if isinstance(reply, StagingBegun)}
         return bool(hosts) and not (self.transfer and self.transfer.without(hosts))
 
-    def stage(self, version: int, begun: Sequence[Begun]) -> dict[str, Any]:
-        """Returns when the weights are in the memory of each host that has a replica: metrics of the transfer."""
+    def commit(self, version: int, begun: Sequence[Begun]) -> dict[str, Any]:
+        """Commits `version` once it is in the memory of each host that has a replica; metrics of the transfer."""
         reports = list[Report](begun)
         if any(isinstance(reply, StagingBegun) for reply in begun):
             ends: list[StagingEnd] = ray.get(self.trainers.finish_staging())
@@ -117,14 +108,10 @@ class WeightCommit:
             self.times.held_s = max(end.held_s for end in ends)
         staged = one_per_host(reports)
         sent, metrics = self.transfer.stage(version, staged) if self.transfer else ([], {})
-        self.staged = version, [*staged, *sent]
         self.times.stage_s = time.monotonic() - self.times.began
+        ray.get(self.execute("commit", version))
+        self.committed, self.times.committed = (version, [*staged, *sent]), time.monotonic()
         return metrics
-
-    def commit(self, version: int) -> None:
-        """Commits `version`, which is staged."""
-        self.execute("commit", version)
-        self.committed, self.times.committed = self.staged, time.monotonic()
 
     def wait(self, reach: Reach = Reach.LOADED, ids: Collection[str] | None = None) -> None:
         """As `WeightUpdate.wait` of the update that was begun last; before the first one it returns at once."""
@@ -162,10 +149,12 @@ class WeightCommit:
         return [*first, *self._rounds(self.others, at_once)]
 
     def _rounds(self, ids: Sequence[str], at_once: int) -> list[list[str]]:
-        by_host: dict[str, list[str]] = {}
+        """Hosts do not share memory or buses, so that all of them load together."""
+        by_host = defaultdict[str, list[str]](list)
         for name in ids:
-            by_host.setdefault(self.hosts.get(name, ONE_HOST), []).append(name)
-        return load_rounds(list(by_host.values()), at_once)
+            by_host[self.hosts.get(name, "")].append(name)
+        longest = max(map(len, by_host.values()), default=0)
+        return [[name for own in by_host.values() for name in own[i : i + at_once]] for i in range(0, longest, at_once)]
 
     def load(self, version: int, ids: Sequence[str]) -> None:
         """Loads into the replicas of one round; not in the trainer's thread."""
@@ -174,9 +163,9 @@ class WeightCommit:
         released = self.released and ids[0] in self.sharing
         if released:
             with self.syncing([device for name in ids for device in self.sharing[name]]):
-                loaded = self.load_released(ids, version, staged)
+                loaded = self._load_released(ids, version, staged)
         else:
-            loaded = list(self.execute("update_weights", ids, version, staged))
+            loaded = list(ray.get(self.execute("update_weights", ids, version, staged)))
         self.times.load_s += time.monotonic() - began
         if not released:
             self.times.pauses_s += self.pauses_s(loaded)
@@ -195,8 +184,7 @@ class WeightCommit:
         """
         self.wait()
         assert self.committed is not None, "nothing is committed yet"
-        version, staged = self.committed
-        return self.load_released(ids, version, staged)
+        return self._load_released(ids, *self.committed)
 
     def load_started(self, ids: Sequence[str]) -> list[str]:
         """Loads the committed weights into replicas that have none of them yet; returns those that then serve.
@@ -214,14 +202,14 @@ class WeightCommit:
             sent, _ = self.transfer.stage(version, staged)
             staged = list({weights.host: weights for weights in [*staged, *sent]}.values())
             self.committed = version, staged
-        loaded = list(self.execute("update_weights", ids, version, staged))
+        loaded = list(ray.get(self.execute("update_weights", ids, version, staged)))
         if failed := [name for name in ids if name not in loaded]:
             logger.warning("%s did not load version %d, and waits for the next one", ", ".join(failed), version)
             self.check()
         return loaded
 
-    def load_released(self, ids: Sequence[str], version: int, staged: Staged) -> list[str]:
+    def _load_released(self, ids: Sequence[str], version: int, staged: Staged) -> list[str]:
         """Takes back the memory of these replicas, and loads staged weights; returns those that then serve."""
         self.trainers.free_cached_memory()
-        self.execute("reclaim_memory", ids)
-        return list(self.execute("update_weights", ids, version, staged))
+        ray.get(self.execute("reclaim_memory", ids))
+        return list(ray.get(self.execute("update_weights", ids, version, staged)))

@@ -1,12 +1,10 @@
 """Copies weights from a trainer's device to the host's memory; on CUDA on a stream of its own.
 
-The next weights are gathered on the device meanwhile. Their copies would otherwise hold the gathered tensors one by
-one: a copy of pageable memory waits for the device, and runs at a fraction of the bus's speed (CUDA C++ Best Practices
-Guide, "Data Transfer Between Host and Device").
+The next weights are gathered on the device meanwhile. A copy of pageable memory would hold them up, and runs at a
+fraction of the bus's speed (CUDA C++ Best Practices Guide, "Data Transfer Between Host and Device").
 
-Invariants:
-- At most `in_flight_bytes` of weights, or one weight, wait on the device for their copy.
-- After `finish` every copy has ended.
+Invariants: at most `in_flight_bytes` of weights, or one weight, wait on the device; after `finish` every copy has
+ended.
 """
 
 from __future__ import annotations
@@ -28,9 +26,8 @@ PORTABLE = 1  # cudaHostRegisterPortable: pinned for every context of the proces
 def work_after_this(cuda: Any = torch.cuda) -> Callable[[], AbstractContextManager[None]]:
     """For another thread: a block whose work on this thread's CUDA device begins after what is queued there by now.
 
-    The block has a stream of its own, the same at each call: torch keeps freed memory for the stream that used it.
-    Threads share the device's default stream, where the other thread's work would wait for all computations that this
-    one queues meanwhile. Without CUDA there is nothing to wait for.
+    The block has a stream of its own, the same at each call, since torch keeps freed memory for the stream that used
+    it: on the default stream it would wait for all that this thread queues meanwhile. Without CUDA nothing is done.
     """
     if not cuda.is_available():
         return nullcontext
@@ -50,7 +47,7 @@ def work_after_this(cuda: Any = torch.cuda) -> Callable[[], AbstractContextManag
 
 @cache
 def own_stream(cuda: Any, device: int) -> Any:
-    """A stream of this device, which is the current one, beside the default one; one for the whole process."""
+    """The process's stream beside the default one, of this device, which is the current one."""
     del device
     return cuda.Stream()
 

@@ -1,13 +1,11 @@
 """One version of the weights in host memory, which other processes of the host can map.
 
-There is one copy on a host, for all workers of all its replicas. The memory has no name in a file system. Other
-processes open it through a descriptor of the process that made it, as long as that process lives and keeps it. So a
-killed process leaves nothing behind.
+There is one copy on a host. Its memory has no name in a file system: others open it through a descriptor of the process
+that made it, so that a killed process leaves nothing behind.
 
 The next version is written over the earlier one, since new pages cost several times what the copy does, and memory that
-is pinned for a device must stay where it is. Who stages therefore waits first until nobody loads the earlier version:
-`weights/commit.py`: `WeightCommit` owns that order. A reader that is late all the same finds another token at the
-beginning of the memory when it has loaded, and its load has failed.
+is pinned for a device must stay where it is. Who stages waits until nobody loads the earlier version
+(`weights/commit.py`). A late reader finds another token at the beginning of the memory, and its load has failed.
 """
 
 from __future__ import annotations
@@ -62,8 +60,11 @@ class StagedWeights:
 
     @property
     def layout(self) -> str:
-        """The same for two lists of weights that have the same names, dtypes, shapes and places."""
-        return layout_of(self.placed)
+        """A digest of all names, dtypes, shapes and places."""
+        digest = blake2b(digest_size=16)
+        for weight in self.placed:
+            digest.update(repr(weight).encode())
+        return digest.hexdigest()
 
     def map(self) -> list[tuple[str, torch.Tensor]]:
         """Maps the weights for one use; see `MappedMemory.map`."""
@@ -73,8 +74,7 @@ class StagedWeights:
 class MappedMemory:
     """Owns a process's mapping of the memory of its host, and keeps it from one version to the next.
 
-    For a CUDA device it is pinned; `copies` does that. Then the mapping is shared with the process that stages, since
-    to pin private memory copies it.
+    For a CUDA device `copies` pins it. Then the mapping is shared, since to pin private memory copies it.
     """
 
     def __init__(self, copies: HostCopies | None = None) -> None:
@@ -103,12 +103,11 @@ class MappedMemory:
             raise OSError(f"version {staged.version} was overwritten in {staged.path} while it was loaded")
 
     def _mapped(self, file: int, size: int) -> torch.Tensor:
-        status = os.fstat(file)
+        status, pinned = os.fstat(file), self.copies is not None
         if self._memory is None or self._file != (status.st_dev, status.st_ino, size):
             if self.copies is not None:
                 self.copies.unpin()
-            shared = self.copies is not None
-            self._memory = torch.from_file(f"/proc/self/fd/{file}", shared=shared, size=size, dtype=torch.uint8)
+            self._memory = torch.from_file(f"/proc/self/fd/{file}", shared=pinned, size=size, dtype=torch.uint8)
             self._file = (status.st_dev, status.st_ino, size)
             if self.copies is not None:
                 self.copies.pin(self._memory)
@@ -136,8 +135,8 @@ Report = StagedWeights | StagingShare | None
 class StagingMemory:
     """Owns the memory of a host. Call `begin`, `add` for each weight, `end`; then other processes can map it.
 
-    Ranks of one host may divide a version among them: the first one begins, the others `join` it, all of them add all
-    weights in the same order, and each writes a share of the bytes. The version is complete when all have ended.
+    Ranks of a host may divide a version: the first one begins, the others `join`, all of them add all weights in the
+    same order, and each writes a share of the bytes. The version is complete when all have ended.
     """
 
     def __init__(self, host: str, copies: HostCopies | None = None) -> None:
@@ -178,10 +177,7 @@ class StagingMemory:
             self.copies.pin(self._memory)
 
     def add(self, name: str, weight: torch.Tensor) -> None:
-        """Copies a weight, if it is in this rank's share.
-
-        The copy has ended at `end`: until then `weight` must not change.
-        """
+        """Copies a weight, if it is in this rank's share; until `end` it must not change."""
         assert self.file is not None and self.weights is None
         placed = PlacedWeight(name, weight.dtype, tuple(weight.shape), -(-self.size // ALIGNED) * ALIGNED)
         self.placed.append(placed)
@@ -214,13 +210,6 @@ class StagingMemory:
         if self.file is not None:
             os.close(self.file)
         self.file, self.weights, self.placed, self.size, self.path, self._memory = None, None, [], 0, "", None
-
-
-def layout_of(placed: Iterable[PlacedWeight]) -> str:
-    digest = blake2b(digest_size=16)
-    for weight in placed:
-        digest.update(repr(weight).encode())
-    return digest.hexdigest()
 
 
 def write_at(file: int, offset: int, data: memoryview) -> int:

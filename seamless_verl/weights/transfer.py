@@ -1,8 +1,6 @@
-"""Transfers weights to the hosts of standalone replicas that have none in their memory; their engines generate
-meanwhile.
+"""Transfers weights to hosts of standalone replicas that have none in their memory; their engines generate meanwhile.
 
-A replica on a host where the trainer has staged the weights maps them there. To the other hosts verl's checkpoint
-engine sends them, to all at once; each keeps one copy.
+verl's checkpoint engine sends them, to all of these hosts at once; each keeps one copy, which its replicas map.
 """
 
 from __future__ import annotations
@@ -10,6 +8,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from typing import Any
 
 import ray
@@ -68,7 +67,7 @@ class Transfer(CheckpointEngineManager):  # type: ignore[misc]
         self.keepers: dict[str, Any] = {}
 
     def without(self, hosts: set[str]) -> list[tuple[Any, str]]:
-        """The workers of living replicas that are on none of these hosts, which have the weights; with their nodes.
+        """The workers, with their nodes, of living replicas that are on none of these hosts, which have the weights.
 
         Workers that are known to be on these hosts are not asked: nothing is sent to them, whether they live or not.
         """
@@ -77,8 +76,8 @@ class Transfer(CheckpointEngineManager):  # type: ignore[misc]
     def stage(self, version: int, staged: Sequence[StagedWeights]) -> tuple[list[StagedWeights], dict[str, Any]]:
         """Sends what is `staged` to the hosts of living replicas that have nothing of it, or no longer.
 
-        Returns what these then have staged, and the transfer's metrics. A replica of which a worker has died gets
-        nothing, and its servers are ended. Where one dies meanwhile, the transfer begins again without it.
+        Returns what these then have, and the transfer's metrics. A replica of which a worker has died gets nothing, and
+        its servers are ended. Where one dies meanwhile, the transfer begins again without it.
         """
         while True:
             living = self.living()
@@ -98,9 +97,12 @@ class Transfer(CheckpointEngineManager):  # type: ignore[misc]
         return {host for host in hosts if host not in self.keepers or self.keepers[host] in workers}
 
     def living(self, but_on: Collection[str] = ()) -> list[list[tuple[Any, str]]]:
-        """The workers with their nodes, of each replica all of whose workers live; it is not asked `but_on` these."""
+        """The workers with their nodes, of each replica all of whose workers live. Those on `but_on` are not asked."""
         asked = [  # the servers first, and before any reply: the trainer's thread may put others in their place
-            (list(replica.servers), [(worker, self._ask(worker, but_on)) for worker in replica.workers])
+            (
+                list(replica.servers),
+                [(one, None if self.nodes.get(one) in but_on else one.node.remote()) for one in replica.workers],
+            )
             for replica in self.replicas
         ]
         deadline = time.monotonic() + UNREACHABLE_S
@@ -119,17 +121,14 @@ class Transfer(CheckpointEngineManager):  # type: ignore[misc]
                 ray.kill(server)
         return found
 
-    def _ask(self, worker: Any, but_on: Collection[str]) -> Any:
-        """The reply to come of a worker that is asked for its node; None if it is known to be on one of these."""
-        return None if self.nodes.get(worker) in but_on else worker.node.remote()
-
     def _send(
         self, version: int, staged: Sequence[StagedWeights], receivers: Sequence[tuple[Any, str]]
     ) -> tuple[list[StagedWeights], dict[str, Any]]:
         """Sends to these workers, each with its node, all at once."""
         rollout = group_of([worker for worker, _ in receivers])
         self.build_process_group(rollout)
-        keeps = first_of_each([node for _, node in receivers])
+        nodes = [node for _, node in receivers]
+        keeps = [node not in nodes[:i] for i, node in enumerate(nodes)]  # the first worker of each
         sent = self.actor_wg.send_staged(version, staged)
         replies = [*sent, *rollout.stage_weights([version] * len(receivers), keeps)]
         ray.wait(replies, num_returns=len(replies))  # none may still use the group when the transfer begins again
@@ -140,7 +139,9 @@ class Transfer(CheckpointEngineManager):  # type: ignore[misc]
         ray.get([reply for ended in finalize for reply in ended])
         self.keepers |= {node: worker for (worker, node), kept in zip(receivers, keeps, strict=True) if kept}
         metrics = {name: value for result in results[: len(sent)] for name, value in (result or {}).items()}
-        return one_per_host(results[len(sent) :]), metrics
+        kept = one_per_host(results[len(sent) :])
+        adapters = [one.peft for one in staged if one.peft is not None]  # its config goes with an adapter's weights
+        return [replace(one, peft=adapters[0]) for one in kept] if adapters else kept, metrics
 
 
 def node_of(worker: Any, reply: Any, deadline: float) -> str | None:
@@ -171,11 +172,6 @@ def node_of(worker: Any, reply: Any, deadline: float) -> str | None:
 def without_weights(replicas: Sequence[Sequence[tuple[Any, str]]], having: set[str]) -> list[tuple[Any, str]]:
     """Of these replicas' workers, each with its node, those whose nodes have no weights."""
     return [(worker, node) for replica in replicas for worker, node in replica if node not in having]
-
-
-def first_of_each(nodes: Sequence[str]) -> list[bool]:
-    """For each place whether it is the first one of its node."""
-    return [node not in nodes[:i] for i, node in enumerate(nodes)]
 
 
 def group_of(workers: Sequence[Any]) -> RayWorkerGroup:

@@ -1,13 +1,11 @@
 """A version of the weights on its way to the replicas: staged, committed, then loaded into a few of them at a time.
 
-`WeightUpdate` is the one handle of it. The trainer's thread starts it and goes on. Whatever comes next and needs some
-of it done waits for what it has to have reached: STAGED, COMMITTED, or LOADED by all replicas or by some. An error is
-raised there, one of a load with the replicas' names. The watchdog looks for an error as well: where no replica serves,
-a trainer that waits for groups would not come to the next wait.
+The trainer's thread starts it and goes on. Whatever needs some of it done waits for that, and there an error is raised.
+The watchdog looks for an error as well: where no replica serves, a trainer that waits for groups comes to no next wait.
 
 Invariants:
-- The version is staged, then committed. Then come the actions that wait for that, in their order, and then the rounds,
-  one after another; the replicas of a round load together.
+- The version is committed. Then come the actions that wait for that, in their order, and then the rounds, one after
+  another; the replicas of a round load together.
 - Each of these ends: done, or with the error that ended it or an earlier one. After an error nothing further begins.
 - `wait` returns without an error only if all that it waits for is done and nothing has failed so far.
 """
@@ -18,8 +16,9 @@ import threading
 import time
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from enum import StrEnum
+from functools import partial
 
 from seamless_verl.errors import WeightsNotLoadedError
 
@@ -30,10 +29,8 @@ Action = Callable[[], None]
 class Reach(StrEnum):
     """What an update has to have reached before something else may go on."""
 
-    STAGED = "staged"
-    """the weights are in the memory of every host: those of the trainer may change"""
     COMMITTED = "committed"
-    """replicas may serve it, and prompts of the next step begin"""
+    """it is staged, and the trainer's weights may change; replicas may serve it, and prompts of the next step begin"""
     LOADED = "loaded"
     """replicas have loaded it, or are known as STALE or DEAD"""
 
@@ -103,35 +100,23 @@ class CommitTimes:
         return named
 
 
+@dataclass(eq=False)
 class WeightUpdate:
-    """The update to `version`; starts it.
+    """The update to `version`; starts it."""
 
-    Args:
-        rounds: ids of replicas that load together, one round after another.
-        load: loads into the replicas of one round; returns when they have loaded, or are STALE or DEAD.
-        check: called after the last round; raises if the fleet cannot go on.
-        stage: called first; stages the version.
-        commit: called then; commits it.
-        times: what it takes.
-    """
+    version: int
+    ids: Sequence[Sequence[str]]  # of replicas that load together, one round after another
+    load: Load  # into the replicas of one round; returns when they have loaded, or are STALE or DEAD
+    check: Action = lambda: None  # called after the last round; raises if the fleet cannot go on
+    _: KW_ONLY
+    commit: Callable[[], object] = lambda: None  # called first; stages and commits the version
+    times: CommitTimes = field(default_factory=CommitTimes)
 
-    def __init__(
-        self,
-        version: int,
-        rounds: Sequence[Sequence[str]],
-        load: Load,
-        check: Action = lambda: None,
-        *,
-        stage: Action = lambda: None,
-        commit: Action = lambda: None,
-        times: CommitTimes | None = None,
-    ) -> None:
-        self.version, self.load, self.check, self.stage, self.commit = version, load, check, stage, commit
-        self.times = times or CommitTimes()
-        self.staged, self.committed, self.checked = Future[None](), Future[None](), Future[None]()
-        self.rounds = [(tuple(ids), Future[None]()) for ids in rounds]
+    def __post_init__(self) -> None:
+        self.committed, self.checked = Future[None](), Future[None]()
+        self.rounds = [(tuple(ids), Future[None]()) for ids in self.ids]
         self._actions, self._lock = list[Action](), threading.Lock()
-        threading.Thread(target=self._run, name=f"update to version {version}", daemon=True).start()
+        threading.Thread(target=self._run, name=f"update to version {self.version}", daemon=True).start()
 
     @property
     def open(self) -> bool:
@@ -141,19 +126,17 @@ class WeightUpdate:
     def wait(self, reach: Reach = Reach.LOADED, ids: Collection[str] | None = None) -> None:
         """Returns when it has reached that: LOADED by these replicas; None: by all, and the fleet was checked.
 
-        What the trainer waits here is counted in `times`.
-
         Raises:
             WeightsNotLoadedError: a load failed with an error that is not the replica's own: those leave it STALE or
                 DEAD, and the run goes on.
             ReplicaLostError: no replica serves after the loads; only where all were waited for, or it is known.
-            Exception: what ended the staging or the commit.
+            Exception: what ended the commit.
         """
         since = time.monotonic()
         if reach is Reach.LOADED:
             self._wait_loaded(ids)
         else:
-            (self.staged if reach is Reach.STAGED else self.committed).result()
+            self.committed.result()
         self.times.trainer_waited(since, for_loads=reach is Reach.LOADED)
 
     def _wait_loaded(self, ids: Collection[str] | None) -> None:
@@ -169,7 +152,7 @@ class WeightUpdate:
     def then(self, action: Action) -> None:
         """Has it called once the version is committed: now, or then in the thread of the loads, which come after it.
 
-        An error of it then ends the commit. Raises what ended the staging or the commit, if it is known by now.
+        An error of it then ends the commit. Raises what ended the commit, if it is known by now.
         """
         with self._lock:
             if not self.committed.done():
@@ -185,63 +168,36 @@ class WeightUpdate:
                 ended.result()
 
     def _run(self) -> None:
-        error = self._commit()
-        for ids, ended in self.rounds:
-            error = error or self._error_of(ids)
-            _end(ended, error)
-        if error is None:
-            try:
-                self.check()
-            except BaseException as failed:  # raised to who waits
-                error = failed
-        _end(self.checked, error)
-
-    def _commit(self) -> BaseException | None:
-        """Stages and commits, and does what waited for that; returns the error that ended it."""
-        try:
-            self.stage()
-            self.staged.set_result(None)
-            self.commit()
-            while actions := self._take_actions():
-                for action in actions:
-                    action()
-        except BaseException as failed:  # raised to who waits
+        """Commits, loads and checks; after an error nothing further begins, and all that is left ends with it."""
+        loads = [(ended, partial(self._load, ids)) for ids, ended in self.rounds]
+        error: BaseException | None = None
+        for ended, work in ((self.committed, self._commit), *loads, (self.checked, self.check)):
+            if error is None:
+                try:
+                    work()
+                except BaseException as failed:  # raised to who waits
+                    error = failed
             with self._lock:
-                if not self.staged.done():
-                    self.staged.set_exception(failed)
-                self.committed.set_exception(failed)
-            return failed
-        return None
+                if error is not None:
+                    ended.set_exception(error)
+                elif not ended.done():
+                    ended.set_result(None)
 
-    def _take_actions(self) -> list[Action]:
-        """The actions that wait; if there are none, the commit has ended."""
-        with self._lock:
-            actions, self._actions = self._actions, []
-            if not actions:
-                self.committed.set_result(None)
-            return actions
+    def _commit(self) -> None:
+        """Commits, and does what waited for that; has ended once nothing waits any more."""
+        self.commit()
+        while True:
+            with self._lock:
+                actions, self._actions = self._actions, []
+                if not actions:
+                    self.committed.set_result(None)
+                    return
+            for action in actions:
+                action()
 
-    def _error_of(self, ids: Sequence[str]) -> BaseException | None:
+    def _load(self, ids: Sequence[str]) -> None:
         try:
             self.load(ids)
         except BaseException as failed:  # raised to who waits
-            error = WeightsNotLoadedError(", ".join(ids), self.version, f"{type(failed).__name__}: {failed}")
-            error.__cause__ = failed
-            return error
-        return None
-
-
-def _end(future: Future[None], error: BaseException | None) -> None:
-    if error is None:
-        future.set_result(None)
-    else:
-        future.set_exception(error)
-
-
-def load_rounds(hosts: Sequence[Sequence[str]], at_once: int) -> list[list[str]]:
-    """Rounds in which at most `at_once` replicas of each host load; `hosts` has the replicas of each, in their order.
-
-    Hosts do not share memory or buses, so that all of them load together.
-    """
-    longest = max(map(len, hosts), default=0)
-    return [[name for host in hosts for name in host[i : i + at_once]] for i in range(0, longest, at_once)]
+            why = f"{type(failed).__name__}: {failed}"
+            raise WeightsNotLoadedError(", ".join(ids), self.version, why) from failed

@@ -9,10 +9,9 @@ import re
 import pytest
 from packaging.version import Version
 
-from seamless_verl.config.checks.hosts import ADVANTAGES, LOGGERS, POLICY_LOSSES
+from seamless_verl.config.checks.hosts import ADVANTAGES, LOGGERS, POLICY_LOSSES, VERIFIED_CPU, installed
 from seamless_verl.config.composing import verl_config_dir
 from seamless_verl.config.verl_keys import OWN_ESTIMATORS, OWN_LOSSES, VERL_MODES
-from seamless_verl.config.versions import VERIFIED_CPU, installed
 
 
 @pytest.mark.integration

@@ -12,7 +12,7 @@ import ray
 from packaging.version import Version
 from support.hosts import found, signature
 
-from seamless_verl.config.joining import OF_THE_CLUSTER
+from seamless_verl.config.checks.hosts import OF_THE_CLUSTER
 from seamless_verl.resources.machines import CPUS_A_DEVICE, CPUS_OF_REPLICA
 from seamless_verl.resources.model_facts import ModelFacts
 

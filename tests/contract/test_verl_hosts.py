@@ -5,11 +5,15 @@ from __future__ import annotations
 import inspect
 import re
 import textwrap
+from pathlib import Path
 
 import pytest
+import torch
 from support.hosts import attributes, found, listed, parameters, signature
+from verl.trainer.ppo.core_algos import kl_penalty
 
 from seamless_verl.agent_loops.rows import GREEDY_UNLESS, SAMPLES
+from seamless_verl.config.checks.keys import KL_ESTIMATORS
 from seamless_verl.config.verl_keys import RESERVED_COLUMNS
 from seamless_verl.platform.adaptation import plain_class
 
@@ -281,3 +285,39 @@ def test_a_checkpoint_is_written_under_the_names_that_we_look_for(name: str) -> 
 @pytest.mark.parametrize("name", ["_TQ_CONTROLLER", "_TQ_STORAGE"])
 def test_the_queue_keeps_its_actors_where_their_deaths_are_looked_for(name: str) -> None:
     assert name in vars(found("transfer_queue:interface", "seamless-trainer"))
+
+
+@pytest.mark.parametrize(
+    ("word", "in_v0"),
+    [
+        *(("trainer.balance_batch", True), ("esi_redundant_time", True), ("on_batch_end", True)),
+        *(("reward_baselines", True), ("sum_pi_squared", True), ("gdpo", True)),
+        *(("data.sampler", False), ("data.truncation", False)),
+    ],
+)
+def test_verls_v1_trainers_do_not_read_what_the_checks_call_unread(word: str, in_v0: bool) -> None:
+    """`checks/unused.py` has the settings, and `checks/corrections.py` the estimators that need the others."""
+    base = found("verl.trainer.ppo.v1.trainer_base:PPOTrainer", "seamless-trainer")
+    folder = Path(inspect.getfile(base)).parent
+    v1 = [*folder.glob("*.py"), folder.parents[1] / "main_ppo.py"]
+    assert not any(word in file.read_text(encoding="utf-8") for file in v1)
+    assert (word in (folder.parent / "ray_trainer.py").read_text(encoding="utf-8")) is in_v0
+
+
+def test_an_advantage_is_computed_of_these_columns() -> None:
+    """So GDPO, which reads `prompts`, `attention_mask` and the parts of a reward, cannot be."""
+    source = inspect.getsource(
+        found("verl.trainer.ppo.v1.trainer_base:PPOTrainer._compute_advantage", "seamless-trainer")
+    )
+    (fields,) = re.findall(r"fields = (\[\"uid\".*\])", source)
+    assert set(re.findall(r"\w+", fields)) == {
+        *("uid", "response_mask", "rm_scores", "rollout_log_probs", "old_log_probs", "ref_log_prob", "values")
+    }
+
+
+def test_the_kl_estimators_that_the_checks_accept_are_those_that_verl_computes() -> None:
+    for name in KL_ESTIMATORS:
+        for word in (name, f"{name}+"):
+            assert kl_penalty(torch.zeros(1), torch.zeros(1), word) == 0
+    with pytest.raises(NotImplementedError):
+        kl_penalty(torch.zeros(1), torch.zeros(1), "nosuch")

@@ -13,6 +13,7 @@ from support.hosts import attributes, found, listed, parameters, signature
 ACTOR = "verl.workers.engine_workers:ActorRolloutRefWorker."
 TRAINING = "verl.workers.engine_workers:TrainingWorker."
 MEGATRON = "verl.workers.engine.megatron.transformer_impl:MegatronEngine."
+LM_HEAD = "verl.workers.engine.megatron.transformer_impl:MegatronEngineWithLMHead."
 WEIGHTS = "verl.checkpoint_engine.base:"
 ENGINE = WEIGHTS + "CheckpointEngine."
 MANAGER = WEIGHTS + "CheckpointEngineManager."
@@ -29,12 +30,16 @@ WEIGHT = "tuple[str, torch.Tensor], NoneType, NoneType]"
 # Methods of verl that our subclasses override, with the signatures they were written for.
 OVERRIDDEN = {
     ACTOR + "init_model": "(self)",
+    ACTOR + "load_checkpoint": "(self, local_path, hdfs_path=None, del_local_after_load=False)",
+    TRAINING + "load_checkpoint": "(self, local_path, hdfs_path=None, del_local_after_load=False)",
     ACTOR + "save_checkpoint": "(self, local_path, hdfs_path=None, global_step=0, max_ckpt_to_keep=None)",
     "verl.experimental.separation.engine_workers:DetachActorWorker.restore_model_from_cpu": "(self, n)",
     TRAINING + "__init__": "(self, config: verl.workers.config.engine.TrainingWorkerConfig)",
     TRAINING + "infer_batch": "(self, data: tensordict._td.TensorDict) -> tensordict._td.TensorDict",
     TRAINING + "save_checkpoint": "(self, local_path, hdfs_path=None, global_step=0, max_ckpt_to_keep=None)",
     TRAINING + "train_mini_batch": "(self, data: tensordict._td.TensorDict) -> tensordict._td.TensorDict",
+    "verl.utils.megatron.router_replay_patch:RouterReplay.get_replay_topk": "(self, scores, topk, num_groups=None,"
+    " group_topk=None, default_compute_topk=None)",
     GROUP + "spawn": "(self, prefix_set)",
     ENGINE + "prepare": "(self) -> dict[str, typing.Any]",
     ENGINE + "build_topology": "(actor_wg_world_size: int, rollout_world_size: int,"
@@ -73,6 +78,18 @@ CALLED = {
     MEGATRON + "load_checkpoint": "self local_path hdfs_path del_local_after_load **kwargs",
     "verl.workers.engine.base:BaseEngine.train_batch": "self data loss_function",  # wrapped, and the next one
     MEGATRON + "optimizer_step": "self",
+    LM_HEAD + "_lm_head_logits_processor": "self logits label temperature * calculate_sum_pi_squared calculate_entropy"
+    " distillation_use_topk distillation_only logits_processor_func batch data_format",  # wrapped, and called
+    LM_HEAD + "forward_step": "self batch_iter model logits_processor_func postprocess_micro_batch_func",  # replaced
+    LM_HEAD + "postprocess_micro_batch_func": "self output data forward_only loss_function local_cp_size",
+    "verl.utils.megatron.tensor_parallel:vocab_parallel_entropy": "vocab_parallel_logits",
+    "verl.utils.debug.metrics:calculate_debug_metrics": "data",
+    "verl.trainer.ppo.rollout_corr_helper:compute_rollout_corr_metrics_from_logprobs": "log_prob rollout_log_prob"
+    " response_mask",
+    "verl.trainer.distillation.losses:agg_loss": "loss_mat loss_mask loss_agg_mode dp_size batch_num_tokens"
+    " global_batch_size loss_scale_factor",  # replaced
+    "verl.trainer.distillation.losses:distillation_ppo_loss": "config distillation_config model_output data dp_group"
+    " student_logits data_format",  # wrapped
     MEGATRON + "save_checkpoint": "self local_path hdfs_path global_step max_ckpt_to_keep **kwargs",
     "verl.utils.checkpoint.checkpoint_manager:BaseCheckpointManager.remove_previous_save_local_path": "self path",
     "verl.utils.tensordict_utils:index_select_tensor_dict": "batch indices",
@@ -122,7 +139,9 @@ CALLED = {
 HELD = {
     ACTOR[:-1]: "actor ref role rank layered_summon rollout checkpoint_engine",
     TRAINING[:-1]: "engine rank",
-    MEGATRON[:-1]: "engine_config tf_config module vanilla_bridge is_param_offload_enabled optimizer"
+    MEGATRON[
+        :-1
+    ]: "engine_config tf_config module bridge vanilla_bridge _qat_enabled is_param_offload_enabled optimizer"
     " get_data_parallel_rank get_data_parallel_size is_mp_src_rank_with_outputs checkpoint_mananager eval_mode",
     "verl.utils.checkpoint.checkpoint_manager:BaseCheckpointManager": "previous_saved_paths",
     "verl.workers.config:McoreEngineConfig": "strategy use_megatron_fsdp tensor_model_parallel_size"
@@ -232,6 +251,28 @@ def test_the_export_of_weights_gathers_over_the_groups_of_the_models_sizes_alone
         source = inspect.getsource(helper)
         used = re.findall(r"torch\.distributed\.(?!get_)\w+\(", source)
         assert used and source.count("group=mpu.get_pipeline_model_parallel_group()") >= len(used)
+
+
+def test_so_does_megatron_bridges() -> None:
+    from seamless_verl.platform.megatron.bridge import import_bridge
+
+    import_bridge()
+    from megatron.bridge import AutoBridge
+    from megatron.bridge.models.conversion import model_bridge, param_mapping, peft_bridge
+
+    from seamless_verl.weights.background import BARS
+
+    mappings, peft = inspect.getsource(param_mapping), inspect.getsource(peft_bridge)
+    names = inspect.getsource(model_bridge.MegatronModelBridge._megatron_global_param_names_all_pp_ranks)
+    stream = inspect.getsource(model_bridge.MegatronModelBridge.stream_weights_megatron_to_hf)
+    collective = r"torch\.distributed\.(?!get_|is_)\w+\("
+    sources = (mappings, peft, names, stream)
+    groups = [re.findall(collective + r"[^#]*?group=([\w.]+)", source) for source in sources]
+    assert [len(found) for found in groups] == [len(re.findall(collective, source)) for source in sources]
+    assert set(groups[0]) == {"self.pp_group", "self.tp_group", "self.ep_group"}
+    for name in BARS:
+        assert inspect.signature(getattr(AutoBridge, name)).parameters["show_progress"].default is True
+    assert groups[1:] == [["parallel_state.get_expert_model_parallel_group", "pp_group"], ["pp_group"], []]
 
 
 def test_megatrons_weights_stay_until_a_step_unless_it_is_told_otherwise() -> None:

@@ -19,6 +19,7 @@ CORE = "vllm.v1.engine.core_client:AsyncMPClient"
 PROCESSOR = "vllm.v1.engine.output_processor:OutputProcessor."
 MANAGER = "vllm.v1.structured_output:StructuredOutputManager."
 RUNNER = "vllm.v1.worker.gpu_model_runner:GPUModelRunner."
+CPU_EXPERTS = "vllm.model_executor.layers.fused_moe.experts.cpu_moe:CPUUnquantizedExperts."
 RUNNER_V2 = "vllm.v1.worker.gpu.model_runner:GPUModelRunner."
 SAMPLER_V2 = "vllm.v1.worker.gpu.sample.sampler:Sampler."
 GRAMMARS_V2 = "vllm.v1.worker.gpu.structured_outputs:StructuredOutputsWorker."
@@ -68,6 +69,26 @@ CALLED = {
     "vllm.v1.sample.sampler:Sampler.gather_logprobs": "logprobs num_logprobs token_ids",
     SAMPLER_V2 + "__call__": "self logits input_batch",  # replaced
     SAMPLER_V2 + "add_request": "self req_idx prompt_len sampling_params",  # replaced
+    RUNNER + "init_routed_experts_capturer": "self",  # replaced
+    **(
+        {
+            "vllm.model_executor.layers.fused_moe.runner.moe_runner:MoERunner._apply_quant_method": "self hidden_states"
+            " router_logits shared_experts_input input_ids",  # replaced
+            "vllm.model_executor.layers.fused_moe.router.base_router:BaseRouter.set_capture_fn": "self capture_fn",
+        }
+        if VLLM == "0.24"
+        else {
+            CPU_EXPERTS + "_select_experts": "self hidden_states router_logits num_expert_group topk_group"
+            " e_score_correction_bias routed_scaling_factor",  # replaced
+            CPU_EXPERTS + "supports_routing_replay_capture": "self",  # replaced
+            CPU_EXPERTS + "set_capture_fn": "self capture_fn",
+        }
+    ),
+    "vllm.model_executor.layers.fused_moe.cpu_fused_moe:select_experts"
+    if VLLM == "0.24"
+    else "vllm.model_executor.layers.fused_moe.experts.cpu_moe:select_experts": "hidden_states router_logits top_k"
+    " use_grouped_topk renormalize topk_group num_expert_group custom_routing_function scoring_func"
+    " routed_scaling_factor e_score_correction_bias",
     GRAMMARS_V2 + "apply_grammar_bitmask": "self logits input_batch grammar_req_ids grammar_bitmask",  # replaced
 }
 # What we read of its objects, or give them by name.
@@ -76,19 +97,20 @@ HELD = {
     CORE: "outputs_queue",
     PROCESSOR[:-1]: "request_states",
     COLLECTOR[:-1]: "request_id",
-    "vllm.v1.engine.output_processor:RequestState": "detokenizer logprobs_processor stream_interval",
+    "vllm.v1.engine.output_processor:RequestState": "detokenizer logprobs_processor stream_interval"
+    " routed_experts_chunks",
     "vllm.v1.engine.detokenizer:FastIncrementalDetokenizer": "output_text skip_special_tokens",
     "vllm.v1.engine.logprobs:LogprobsProcessor": "tokenizer",
     "vllm.distributed.kv_transfer.kv_connector.v1.multi_connector:MultiConnector": "_connectors",
     "vllm.outputs:RequestOutput": "finished outputs num_cached_tokens",
     "vllm.v1.metrics.stats:SchedulerStats": "prefix_cache_stats",
     "vllm.v1.metrics.stats:PrefixCacheStats": "preempted_requests",
-    "vllm.outputs:CompletionOutput": "token_ids logprobs finish_reason stop_reason",
+    "vllm.outputs:CompletionOutput": "token_ids logprobs finish_reason stop_reason routed_experts",
     "vllm.logprobs:Logprob": "logprob rank",
     "vllm:TokensPrompt": "prompt_token_ids cache_salt multi_modal_data mm_processor_kwargs",
     "vllm.sampling_params:SamplingParams": "logprobs structured_outputs detokenize output_kind extra_args temperature"
     " top_p top_k min_p presence_penalty frequency_penalty repetition_penalty min_tokens logit_bias allowed_token_ids"
-    " bad_words thinking_token_budget stop",
+    " bad_words thinking_token_budget stop routed_experts_prompt_start",
     RUNNER[:-1]: "execute_model_state input_batch requests",
     "vllm.v1.worker.gpu_model_runner:ExecuteModelState": "scheduler_output logits",
     "vllm.v1.worker.gpu_input_batch:InputBatch": "req_ids logitsprocs",
@@ -102,7 +124,7 @@ HELD = {
     RUNNER_V2[:-1]: "sampler structured_outputs_worker",
     "vllm.v1.worker.gpu.input_batch:InputBatch": "req_ids idx_mapping_np num_draft_tokens",
     "vllm.v1.worker.gpu.sample.output:SamplerOutput": "sampled_token_ids logprobs_tensors",
-    "vllm.config:ModelConfig": "logprobs_mode",
+    "vllm.config:ModelConfig": "logprobs_mode enable_return_routed_experts",
     "vllm.v1.worker.gpu_worker:Worker": "vllm_config use_v2_model_runner model_runner",
     SCHEDULER[:-1]: "structured_output_manager connector requests",
     MANAGER[:-1]: "enable_in_reasoning tokenizer",
@@ -186,6 +208,7 @@ async def test_a_request_sets_how_many_tokens_a_chunk_has(requested: dict[str, i
 
     class Filling:
         output_processor, vllm_config = processor, SimpleNamespace(kv_transfer_config=None)
+        model_config = SimpleNamespace(enable_return_routed_experts=False)
 
         async def add_request(self, request_id: str, prompt: Any, params: Any, **beside: Any) -> Any:
             added = request()
@@ -305,7 +328,7 @@ def test_an_engine_has_our_modes_of_logprobs(mode: str) -> None:
 
     from vllm.config.model import LogprobsMode
 
-    from seamless_verl.config.checks.values import LOGPROBS_MODES
+    from seamless_verl.config.checks.keys import LOGPROBS_MODES
     from seamless_verl.replica.own_logprobs import MODES
 
     assert MODES == LOGPROBS_MODES and mode in MODES and mode in get_args(LogprobsMode)

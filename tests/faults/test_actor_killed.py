@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import ray
-from support.job import SEAMLESS, Job
+from support.job import Job
 from support.paths import child_environment
 
 from seamless_verl.errors import ActorLostError
@@ -28,7 +28,7 @@ END_S = 60.0  # with the end of all other processes; the death itself is seen wi
     ],
 )
 def test_a_run_ends_with_the_name_of_what_it_lost(nano: Path, tmp_path: Path, process: str, named: str) -> None:
-    job = Job(tmp_path, nano, SEAMLESS, STEPS, {})
+    job = Job(tmp_path, nano, STEPS)
     job.start()
     job.wait_for("step:1 ")
     (found,) = [one for one in job.descendants() if process in " ".join(one.cmdline())][:1]

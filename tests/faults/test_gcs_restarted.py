@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from support.cluster import cluster
-from support.job import AGENT, SEAMLESS, Job
+from support.job import AGENT, Job
 from support.job_ends import leftovers
 
 from seamless_verl.platform.forkserver import launcher
@@ -34,10 +34,9 @@ def test_a_run_goes_on_when_the_gcs_is_started_again(
         "ray_kwargs__ray_init__runtime_env__py_executable": FORKS,
         "trainer__total_training_steps": STEPS,
     }
-    named = {key.replace("__", "."): value for key, value in overrides.items()}
     with cluster(monkeypatch) as nodes:
         nodes.add("head", devices=1)
-        job = Job(tmp_path, nano, SEAMLESS, named, {"RAY_ADDRESS": nodes.address, "VERL_PLATFORM": ""}).start()
+        job = Job(tmp_path, nano, overrides, {"RAY_ADDRESS": nodes.address, "VERL_PLATFORM": ""}).start()
         job.wait_for("step:2 ")
         head = nodes.cluster.head_node
         assert head is not None

@@ -17,7 +17,7 @@ from typing import Any
 
 import psutil
 import pytest
-from support.job import AGENT, SEAMLESS, Job
+from support.job import AGENT, Job
 from support.job_ends import leftovers
 from support.paths import DATA, ROOT
 from support.shared_memory import check_nothing_left, pieces
@@ -84,7 +84,6 @@ def rewarded(name: str) -> dict[str, Any]:
     }
 
 
-WITH_AGENTS = {key.replace("__", "."): value for key, value in AGENT.items()}
 SAVED = {"trainer.save_freq": 1, "trainer.resume_mode": "auto"}
 SMALL = {"trainer.default_local_dir": "small"}  # relative to the job's folder
 WAYS: dict[str, tuple[dict[str, Any], Act]] = {
@@ -103,7 +102,7 @@ WAYS: dict[str, tuple[dict[str, Any], Act]] = {
     "nothing moves": ({"seamless.watchdog.no_progress_s": 15}, stop_trainer),
     "the checkpoint folder is full": ({**SAVED, **SMALL, "trainer.total_training_steps": 50}, wait),
     "the checkpoint folder is read-only": ({**SAVED, **SMALL}, make_read_only),
-    "the journal's disk is full": ({**WITH_AGENTS, "seamless.gateway.journal": "small/journal.sqlite"}, wait),
+    "the journal's disk is full": ({**AGENT, "seamless.gateway.journal": "small/journal.sqlite"}, wait),
     "the trainer raises": ({"trainer.rollout_data_dir": "/proc/none"}, wait),
 }
 SIZES = {
@@ -153,7 +152,7 @@ def test_a_run_ends_with_its_cause_the_way_out_and_how_to_go_on(nano: Path, tmp_
     options, act = WAYS[way]
     before, overrides = pieces(), {"trainer.total_training_steps": 500, **options}
     with small_disk(tmp_path, SIZES.get(way)):
-        job = Job(tmp_path, nano, SEAMLESS, overrides, {"ENDS_WHEN": str(tmp_path / "due")}).start()
+        job = Job(tmp_path, nano, overrides, {"ENDS_WHEN": str(tmp_path / "due")}).start()
         assert job.process is not None
         try:
             if act is not wait:
@@ -179,7 +178,7 @@ def test_steps_have_their_lines_whatever_becomes_of_rays_log_monitor_and_of_the_
 ) -> None:
     """A line of 10 MB ends what Ray's driver shows; its log monitor is killed; and the supervisor in a save."""
     overrides = {"trainer.total_training_steps": 500, **SAVED, **rewarded("prints")}
-    job = Job(tmp_path, nano, SEAMLESS, overrides, {"ENDS_WHEN": str(tmp_path / "due")}).start()
+    job = Job(tmp_path, nano, overrides, {"ENDS_WHEN": str(tmp_path / "due")}).start()
     assert job.process is not None
     try:
         job.wait_for("step:2 ")

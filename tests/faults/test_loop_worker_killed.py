@@ -10,7 +10,7 @@ from typing import Any
 
 import psutil
 import pytest
-from support.job import AGENT, SEAMLESS, Job
+from support.job import AGENT, Job
 from support.job_ends import leftovers
 from support.killed_runs import AGENTS, free_port, runner, trained_steps
 from support.paths import DATA
@@ -53,9 +53,8 @@ def test_its_prompts_begin_again(nano: Path, tmp_path: Path, agents: str) -> Non
             "actor_rollout_ref__rollout__agent__default_agent_loop": agent,
             "seamless__gateway__port": free_port(),
         }
-    overrides = {key.replace("__", "."): value for key, value in options.items()}
     with runners(tmp_path):
-        job = Job(tmp_path, nano, SEAMLESS, overrides, {}).start()
+        job = Job(tmp_path, nano, options).start()
         kill_some(job)
         steps = job.finish().metrics()
     assert steps.keys() == set(range(1, count + 1))
@@ -80,7 +79,7 @@ def test_a_worker_that_dies_too_often_ends_the_run(nano: Path, tmp_path: Path) -
         "seamless.restarts": 1,
         "actor_rollout_ref.rollout.agent.num_workers": 1,
     }
-    job = Job(tmp_path, nano, SEAMLESS, overrides, {}).start()
+    job = Job(tmp_path, nano, overrides).start()
     job.wait_for("step:1 ")
     workers(job)[0].kill()
     job.wait_for("is started again")

@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 import pytest
 from support.cluster import Nodes, cluster
-from support.job import AGENT, SEAMLESS, Job
+from support.job import AGENT, Job
 
 from seamless_verl.journal import JournalReader
 from seamless_verl.platform.forkserver import launcher
@@ -45,8 +45,7 @@ def job_on(nodes: Nodes, folder: Path, data: Path, *, engines: int, **options: A
         "ray_kwargs__ray_init__runtime_env__py_executable": FORKS,
         "trainer__total_training_steps": STEPS,
     }
-    named = {key.replace("__", "."): value for key, value in (overrides | options).items()}
-    return Job(folder, data, SEAMLESS, named, {"RAY_ADDRESS": nodes.address, "VERL_PLATFORM": ""})
+    return Job(folder, data, overrides | options, {"RAY_ADDRESS": nodes.address, "VERL_PLATFORM": ""})
 
 
 def last_step(job: Job) -> int:

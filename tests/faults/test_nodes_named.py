@@ -17,8 +17,8 @@ from support.resources import group, plan
 from seamless_verl.errors import ActorLostError, ConfigError
 from seamless_verl.resources.machines import machines_of, runner_node
 from seamless_verl.trainer import task_runner
-from seamless_verl.trainer.cluster import cluster_nodes
 from seamless_verl.trainer.deaths import DeathWatch, NodeWatch, clock_warnings
+from seamless_verl.trainer.pools import cluster_nodes
 from seamless_verl.trainer.task_runner import PlacedTaskRunner
 
 pytestmark = [pytest.mark.integration, pytest.mark.long]

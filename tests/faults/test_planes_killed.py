@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from support.job import AGENT, SEAMLESS, Job, check_record
+from support.job import AGENT, Job, check_record
 
 pytestmark = [pytest.mark.integration, pytest.mark.long]
 
@@ -19,7 +19,7 @@ def test_training_goes_on_when_its_planes_are_killed(nano: Path, tmp_path: Path)
     options = AGENT | {"seamless__gateway__shards": 2, "seamless__max_staleness": 0}
     options["trainer__total_training_steps"] = 5
     options["actor_rollout_ref__rollout__agent__default_agent_loop"] = "retrying"
-    job = Job(tmp_path, nano, SEAMLESS, {key.replace("__", "."): value for key, value in options.items()}, {})
+    job = Job(tmp_path, nano, options)
     job.start()
     for step in (1, 3):
         job.wait_for(f"step:{step} ")

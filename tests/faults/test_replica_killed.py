@@ -6,7 +6,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from support.job import SEAMLESS, Job
+from support.job import Job
 from support.replicas import engines, servers
 
 pytestmark = [pytest.mark.integration, pytest.mark.long]
@@ -20,7 +20,7 @@ STEPS = {
 
 @pytest.mark.parametrize("whose", ["server", "engine"])
 def test_training_goes_on_without_a_replica(nano: Path, tmp_path: Path, whose: str) -> None:
-    job = Job(tmp_path, nano, SEAMLESS, STEPS, {})
+    job = Job(tmp_path, nano, STEPS)
     job.start()
     job.wait_for("step:2 ")
     (servers(job) if whose == "server" else engines(job))[0].send_signal(signal.SIGKILL)
@@ -34,7 +34,7 @@ def test_training_goes_on_without_a_replica(nano: Path, tmp_path: Path, whose: s
 
 
 def test_a_run_without_replicas_ends_and_says_why(nano: Path, tmp_path: Path) -> None:
-    job = Job(tmp_path, nano, SEAMLESS, STEPS, {})
+    job = Job(tmp_path, nano, STEPS)
     job.start()
     job.wait_for("step:2 ")
     for process in servers(job):

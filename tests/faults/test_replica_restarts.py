@@ -13,7 +13,7 @@ from typing import Any
 
 import psutil
 import pytest
-from support.job import AGENT, POOL, SEAMLESS, Job, check_record
+from support.job import AGENT, POOL, Job, check_record
 from support.paths import DATA
 from support.replicas import engines, servers
 
@@ -27,8 +27,7 @@ OPTIONS = AGENT | {
 
 
 def job_of(folder: Path, data: Path, **options: Any) -> Job:
-    overrides = {key.replace("__", "."): value for key, value in (OPTIONS | options).items()}
-    return Job(folder, data, SEAMLESS, overrides, {})
+    return Job(folder, data, OPTIONS | options)
 
 
 CASES = {
@@ -76,7 +75,7 @@ def test_the_others_serve_until_a_replica_is_back(nano: Path, tmp_path: Path) ->
         "seamless.restarts": 1,
         "reward.custom_reward_function.path": DATA / "held_reward.py",
     }
-    job = Job(tmp_path, nano, SEAMLESS, options, {"HELD_WHILE_EXISTS": str(held)}).start()
+    job = Job(tmp_path, nano, options, {"HELD_WHILE_EXISTS": str(held)}).start()
     job.wait_for("step:1 ")
     held.touch()
     servers(job)[0].send_signal(signal.SIGKILL)

@@ -19,7 +19,7 @@ from pathlib import Path
 from statistics import median
 
 import pytest
-from support.job import AGENT, SEAMLESS, Job
+from support.job import AGENT, Job
 from support.job_ends import leftovers
 from support.replicas import servers
 
@@ -69,7 +69,7 @@ def test_the_run_ends_with_as_many_replicas_as_it_began(nano: Path, tmp_path: Pa
 
 @contextmanager
 def running(folder: Path, data: Path) -> Iterator[Job]:
-    job = Job(folder, data, SEAMLESS, {key.replace("__", "."): value for key, value in OPTIONS.items()}, {}).start()
+    job = Job(folder, data, OPTIONS).start()
     try:
         job.wait_for("step:1 ")
         yield job

@@ -19,7 +19,7 @@ from typing import Any
 
 import psutil
 import pytest
-from support.job import AGENT, SEAMLESS, Job
+from support.job import AGENT, Job
 from support.killed_runs import AGENTS, free_port, kept, runner, trained_steps
 from support.paths import DATA
 
@@ -40,10 +40,8 @@ OPTIONS = AGENT | {
 
 def start(folder: Path, data: Path, number: int, temporary: Path, options: dict[str, Any]) -> Job:
     """The same command each time, with the same TMPDIR; each start has its own log and metrics."""
-    job = Job(folder / f"start-{number}", data, SEAMLESS, {}, {}, temporary=temporary)
-    job.overrides = {key.replace("__", "."): value for key, value in (OPTIONS | options).items()}
-    job.overrides["trainer.default_local_dir"] = folder / "checkpoints"
-    return job.start()
+    overrides = OPTIONS | options | {"trainer__default_local_dir": folder / "checkpoints"}
+    return Job(folder / f"start-{number}", data, overrides, temporary=temporary).start()
 
 
 def kill(job: Job) -> None:

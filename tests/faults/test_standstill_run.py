@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
-from support.job import AGENT, SEAMLESS, Job
+from support.job import AGENT, Job
 from support.job_ends import leftovers
 
 pytestmark = [pytest.mark.integration, pytest.mark.long, pytest.mark.serial]
@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.long, pytest.mark.serial]
 def test_a_run_whose_agents_never_end_is_ended(nano: Path, tmp_path: Path) -> None:
     options = AGENT | {"seamless__watchdog__no_progress_s": 15, "trainer__total_training_steps": 2}
     options["actor_rollout_ref__rollout__agent__default_agent_loop"] = "stuck"
-    job = Job(tmp_path, nano, SEAMLESS, {key.replace("__", "."): value for key, value in options.items()}, {})
+    job = Job(tmp_path, nano, options)
     job.start()
     assert job.process is not None and job.process.wait(300) == 1
     log = job.log()

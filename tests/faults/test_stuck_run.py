@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
-from support.job import AGENT, POOL, SEAMLESS, Job
+from support.job import AGENT, POOL, Job
 from support.job_ends import leftovers
 from support.replicas import engines
 
@@ -44,8 +44,7 @@ def test_an_engine_and_an_agent_that_are_stuck_are_named_and_the_run_goes_on(nan
     held, taken = tmp_path / "held", tmp_path / "taken"
     held.touch()
     taken.touch()
-    overrides = {key.replace("__", "."): value for key, value in OPTIONS.items()}
-    job = Job(tmp_path, nano, SEAMLESS, overrides, {"HELD_WHILE_EXISTS": str(held), "STUCK_IF_TAKEN": str(taken)})
+    job = Job(tmp_path, nano, OPTIONS, {"HELD_WHILE_EXISTS": str(held), "STUCK_IF_TAKEN": str(taken)})
     job.start()
     wait_for_sessions(job)
     (engine,) = engines(job)

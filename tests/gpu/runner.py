@@ -27,7 +27,7 @@ import psutil
 
 from gpu.catalog import Check, find, named
 from gpu.place import CPU, CUDA
-from seamless_verl.tiny.files import replaced_file
+from seamless_verl.runtime.files import replaced_file
 
 ROOT = Path(__file__).resolve().parents[2]
 PASSED, FAILED, SKIPPED, CUT = "passed", "failed", "skipped", "cut"

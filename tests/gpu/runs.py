@@ -8,7 +8,7 @@ from contextlib import nullcontext
 from statistics import median
 from typing import Any
 
-from support.job import AGENT, SEAMLESS, Job
+from support.job import AGENT, Job
 
 from gpu.nvml import Samples, sampling
 from gpu.place import Place, SkippedError
@@ -74,7 +74,7 @@ def run(place: Place, name: str, **overrides: Any) -> dict[int, dict[str, float]
         make_arithmetic(data, 0, 1024, 64)
         (data / "model").symlink_to(place.model)
     options = options_of(place) | {key.replace("__", "."): value for key, value in overrides.items()}
-    job = DeviceJob(place.folder / name, data, SEAMLESS, options, environment_of(place))
+    job = DeviceJob(place.folder / name, data, options, environment_of(place))
     job.place = place
     with sampling() if place.cuda else nullcontext(Samples()) as samples:
         try:

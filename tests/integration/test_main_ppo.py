@@ -118,7 +118,6 @@ def test_the_users_wish_for_full_errors_stays(monkeypatch: pytest.MonkeyPatch) -
         (["+platform=cpu"], "platform='cpu': hydra refuses it"),
         (["--config-dir", str(RECIPE), "--config-name", "config"], "$DATA=None: the environment variable DATA is not"),
         (["seamless.max_staleness=${no.such}"], "seamless.max_staleness=None: cannot be resolved"),
-        (["seamless.max_staleness=${oc.env:NO_SUCH}"], "$NO_SUCH=None: the environment variable NO_SUCH is not"),
     ],
 )
 def test_the_whole_command_ends_with_code_2_and_leaves_nothing(
@@ -283,7 +282,6 @@ def test_a_check_can_come_before_data_and_model(tmp_path: Path) -> None:
         ("trainer.total_training_steps=0", "--cfg", "job"),
         ("--cfg", "job", "trainer.total_training_steps=0"),
         ("trainer.total_training_steps=0", "--config-dir", "configs"),
-        ("--config-dir", "configs", "trainer.total_training_steps=0"),
         ("-m", "trainer.total_training_steps=0,-1"),
     ],
 )
@@ -295,14 +293,18 @@ def test_a_check_takes_options_where_a_run_does(tmp_path: Path, arguments: tuple
     assert [path.name for path in tmp_path.iterdir()] == ["configs"]
 
 
-@pytest.mark.parametrize("recipe", [recipe.parent.name for recipe in RECIPES.glob("*/run.sh")])
-def test_a_recipe_refuses_a_wrong_setting_before_it_makes_anything(tmp_path: Path, recipe: str) -> None:
+@pytest.mark.parametrize(
+    ("recipe", "wrong", "printed"),
+    [
+        (RECIPE.name, "trainer.nnode=1", "Did you mean trainer.nnodes?"),
+        *((file.parent.name, "data.train_batch_size=7", "multiple of") for file in RECIPES.glob("*/run.sh")),
+    ],
+)
+def test_a_recipe_refuses_a_wrong_setting_before_it_makes_anything(
+    tmp_path: Path, recipe: str, wrong: str, printed: str
+) -> None:
     script = str(RECIPES / recipe / "run.sh")
-    for wrong, printed in (
-        ("trainer.nnode=1", "Did you mean trainer.nnodes?"),
-        ("data.train_batch_size=7", "multiple of"),
-    ):
-        hub = {"HF_HUB_OFFLINE": "0"}  # the recipes for clusters name models of the hub, and none is read
-        done = ended(tmp_path, script, wrong, PYTHON=sys.executable, DATA=str(tmp_path / "data"), **hub)
-        assert done.returncode == 2 and printed in done.stderr and len(done.stderr.splitlines()) == 1, done.stderr
-        assert not list(tmp_path.iterdir())
+    hub = {"HF_HUB_OFFLINE": "0"}  # the recipes for clusters name models of the hub, and none is read
+    done = ended(tmp_path, script, wrong, PYTHON=sys.executable, DATA=str(tmp_path / "data"), **hub)
+    assert done.returncode == 2 and printed in done.stderr and len(done.stderr.splitlines()) == 1, done.stderr
+    assert not list(tmp_path.iterdir())

@@ -7,11 +7,10 @@ from dataclasses import replace
 from typing import Any
 
 from seamless_verl.runtime.sample_lengths import RecordedLengths
-from seamless_verl.tools.compare.comparison import ArmFacts, Comparison
-from seamless_verl.tools.compare.differences import Difference
+from seamless_verl.tools.compare.budget import Difference
+from seamless_verl.tools.compare.comparison import ArmFacts, Comparison, Run, RunState
 from seamless_verl.tools.compare.figures import StepSize, run_figures, step_figures
 from seamless_verl.tools.compare.lengths import length_bias
-from seamless_verl.tools.compare.outcome import Run, RunState
 
 SIZE = StepSize(samples=128, group=8, updates=4)
 SKIP = 2
@@ -84,8 +83,8 @@ def frontier() -> Comparison:
     facts = {
         "sync": ArmFacts("sync", permitted=0, shipped_poll=True),
         "colocate_async": ArmFacts("sync", shipped_poll=True),
-        "seamless s=0": ArmFacts("sync", ours=True, permitted=0, line="seamless"),
-        "seamless s=4": ArmFacts("sync", ours=True, permitted=4, line="seamless"),
+        "seamless s=0": ArmFacts("sync", permitted=0, line="seamless"),
+        "seamless s=4": ArmFacts("sync", permitted=4, line="seamless"),
     }
     fallen = logged(12, seconds=1.0, reward=0.02, staleness=3.0)
     for row in fallen[8:]:

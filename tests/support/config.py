@@ -18,9 +18,9 @@ from omegaconf import DictConfig, OmegaConf
 from pyarrow import parquet
 
 from seamless_verl.config import preflight, register_search_path
-from seamless_verl.config.checks import RefusedConfigError
 from seamless_verl.config.composing import HERE, verl_config_dir
 from seamless_verl.config.settings import Config, Problem
+from seamless_verl.errors import ConfigErrors
 
 QWEN3 = {
     "architectures": ["Qwen3ForCausalLM"],
@@ -143,9 +143,9 @@ def plain(config: DictConfig) -> dict[str, Any]:
 
 def refused(config: Config, *, devices: int | None = 1, accelerator: bool = False) -> tuple[Problem, ...]:
     """The problems for which preflight refuses the config."""
-    with pytest.raises(RefusedConfigError) as caught:
+    with pytest.raises(ConfigErrors) as caught:
         preflight(config, devices=devices, accelerator=accelerator)
-    return caught.value.problems
+    return tuple(one for one in caught.value.mistakes if isinstance(one, Problem))
 
 
 def assert_refused(

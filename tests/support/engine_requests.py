@@ -25,11 +25,12 @@ class RunningRequest:
         conversation: str = "",
         priority: int = 0,
         media: bytes = b"",
+        routes_from: int | None = None,
         **extra: Any,
     ) -> None:
         self.prompt, self.chunks, self.grew = prompt, list[TokenChunk](), asyncio.Condition()
         fields = {"temperature": 1.0, "max_tokens": tokens, "ignore_eos": True, "seed": len(name), **extra}
-        beside = {"conversation": conversation, "priority": priority, "media": media}
+        beside = {"conversation": conversation, "priority": priority, "media": media, "routes_from": routes_from}
         request = EngineRequest(name, array("i", prompt), fields, **beside)
         self.task = asyncio.create_task(self.run(source, request))
 

@@ -25,8 +25,8 @@ from verl.workers.utils.losses import ppo_loss, value_loss
 from seamless_verl.config.schema import CorrectionConfig
 from seamless_verl.errors import NotFiniteError
 from seamless_verl.platform.engine import register_engines
-from seamless_verl.trainer.corrected_update import UPDATE, CorrectedUpdates, update_numbers
 from seamless_verl.trainer.finite_updates import FiniteUpdates, has_finite_weights
+from seamless_verl.trainer.losses import UPDATE, CorrectedUpdates, update_numbers
 from support.megatron_process import configs_of
 
 PROMPT, LENGTHS = 3, (5, 9, 4, 7)

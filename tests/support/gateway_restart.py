@@ -19,6 +19,7 @@ from seamless_verl.journal import SqliteJournal, StoredCall
 from seamless_verl.rollout.call import Calls
 from seamless_verl.rollout.fleet import Fleet
 from seamless_verl.tools.bench.stub_engine import StubEngine, stub_tokens
+from support.routes import RoutedEngine
 
 ADMIN_KEY = "the admin's"
 ADMIN = {"authorization": f"Bearer {ADMIN_KEY}"}
@@ -44,15 +45,22 @@ class RunningGateway:
 
 @asynccontextmanager
 async def run_gateway(
-    model: Path, journal: SqliteJournal, *, port: int = 0, delay_s: float = 0.0, grace: float = 5.0
+    model: Path,
+    journal: SqliteJournal,
+    *,
+    port: int = 0,
+    delay_s: float = 0.0,
+    grace: float = 5.0,
+    routes: bool = False,
 ) -> AsyncGenerator[RunningGateway, None]:
     """A gateway that continues the open sessions of the journal."""
     fleet = Fleet()
     fleet.commit(0)
-    stubs = [StubEngine(name, delay_s=delay_s, vocabulary=VOCABULARY) for name in ("a", "b")]
+    kind = RoutedEngine if routes else StubEngine
+    stubs = [kind(name, delay_s=delay_s, vocabulary=VOCABULARY) for name in ("a", "b")]
     for stub in stubs:
         fleet.add(stub.replica_id, engine=stub, control=stub, capacity=64, version=0)
-    recorder, calls = JournalRecorder(journal), Calls(fleet)
+    recorder, calls = JournalRecorder(journal, routes=routes), Calls(fleet)
     settings = GatewaySettings(str(model), ADMIN_KEY, OPTIONS, port=port, grace=grace)
     async with Gateway(settings, source=calls, recorder=recorder, journal=journal) as gateway:
         yield RunningGateway(gateway, recorder, calls, stubs)

@@ -36,13 +36,16 @@ AGENT: dict[str, Any] = {
 
 @dataclass
 class Job:
-    """One command line with its own folder and TMPDIR; call `start`, then `finish` or `stop`."""
+    """One command line with its own folder and TMPDIR; call `start`, then `finish` or `stop`.
+
+    Keys of overrides may have `__` for a dot.
+    """
 
     folder: Path
     data: Path
-    main: str
     overrides: dict[str, Any]
-    env: dict[str, str]
+    env: dict[str, str] = field(default_factory=dict)
+    main: str = SEAMLESS
     process: subprocess.Popen[str] | None = None
     temporary: Path = field(default_factory=lambda: Path(tempfile.mkdtemp(prefix="t")))  # short, for sockets
 
@@ -72,7 +75,8 @@ class Job:
             "hydra.run.dir": self.folder / "hydra",
         }
         vanilla = ["--config-dir", str(CONFIGS), "+platform=cpu", "model_engine=megatron"] if self.main == VERL else []
-        options = [f"{key}={value}" for key, value in (base | self.overrides).items()]
+        given = {key.replace("__", "."): value for key, value in self.overrides.items()}
+        options = [f"{key}={value}" for key, value in (base | given).items()]
         return [sys.executable, "-W", "ignore", "-m", self.main, *vanilla, *options]
 
     def start(self) -> Job:
@@ -140,9 +144,8 @@ def comparable(metrics: dict[str, float]) -> dict[str, float]:
 
 
 def run(folder: Path, data: Path, main: str = SEAMLESS, env: dict[str, str] | None = None, **overrides: Any) -> Job:
-    """Runs a job to its end; keyword names have `__` for a dot."""
-    options = {key.replace("__", "."): value for key, value in overrides.items()}
-    return Job(folder, data, main, options, env or {}).start().finish()
+    """Runs a job to its end."""
+    return Job(folder, data, overrides, env or {}, main).start().finish()
 
 
 def check_record(job: Job, sessions: int, shards: int = 1) -> None:

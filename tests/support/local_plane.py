@@ -8,6 +8,7 @@ from typing import Any
 from seamless_verl.data_plane.actor import DataPlane
 from seamless_verl.data_plane.settings import PlaneSettings
 from seamless_verl.rollout.observation import CacheUse
+from support.gateway import share_starts
 
 
 class MemoryStore:
@@ -29,6 +30,7 @@ class LocalDataPlane(DataPlane):
     """A data plane that its creator starts."""
 
     def __init__(self, settings: PlaneSettings) -> None:
+        share_starts()
         super().__init__(settings, store=MemoryStore(), paused_store=MemoryStore())  # type: ignore[arg-type]
 
     def set_up_process(self) -> None: ...

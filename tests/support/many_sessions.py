@@ -14,7 +14,7 @@ from seamless_verl.data_plane.finished_sessions import AgentResult, HandedNote
 from seamless_verl.data_plane.group_notifier import GroupEnd
 from seamless_verl.data_plane.lease_book import LeaseTerms, TaskOrder
 from seamless_verl.journal import GroupDecided, GroupOutcome
-from seamless_verl.tools.bench.gateway.load import BadReplyError, BenchConnection, http_request
+from seamless_verl.tools.bench.load import BadReplyError, BenchConnection, http_request
 
 AGENTS = 16  # at once
 STEP = 128  # sessions of a training step

@@ -26,22 +26,36 @@ from seamless_verl.platform.engine import register_engines
 from seamless_verl.platform.megatron.adapt import multiply_bf16_in_fp32
 
 
+def begin_alone(path: str) -> dict[str, Any]:
+    """The case in the file; this process is the only rank of its group, on one core, with our engines."""
+    case: dict[str, Any] = json.loads(Path(path).read_text())
+    os.environ.update(RANK="0", WORLD_SIZE="1", DIST_INIT_METHOD=f"file://{case['out']}/store")
+    torch.set_num_threads(1)
+    register_engines()
+    initialize_global_process_group_ray()
+    return case
+
+
 def configs_of(case: dict[str, Any]) -> tuple[HFModelConfig, McoreEngineConfig, McoreOptimizerConfig]:
     transformer = dict(
         gradient_accumulation_fusion=False, masked_softmax_fusion=False, apply_rope_fusion=False,
-        attention_backend="unfused",
+        attention_backend="unfused", **case.get("transformer", {}),
     )  # fmt: skip
     engine_config = McoreEngineConfig(
         tensor_model_parallel_size=case.get("tp", 1), pipeline_model_parallel_size=case.get("pp", 1),
-        sequence_parallel=True, vanilla_mbridge=True, override_transformer_config=transformer,
+        expert_model_parallel_size=case.get("ep", 1), expert_tensor_parallel_size=case.get("etp"),
+        sequence_parallel=True, vanilla_mbridge=not case.get("megatron_bridge", False),
+        override_transformer_config=transformer,
         use_dynamic_bsz=True, max_token_len_per_gpu=case.get("tokens", 4096),
         infer_max_token_len_per_gpu=case.get("tokens", 4096),
     )  # fmt: skip
+    object.__setattr__(engine_config, "dtype", case.get("dtype", "bfloat16"))  # verl's class refuses float32
     optimizer_config = McoreOptimizerConfig(
         lr=case.get("lr", 1e-3), total_training_steps=10, lr_decay_style=case.get("decay", "linear"),
         use_checkpoint_opt_param_scheduler=True,
     )  # fmt: skip
-    model_config = HFModelConfig(path=case["model"], override_config={"attn_implementation": "eager"})
+    model_config = HFModelConfig(path=case["model"], override_config={"attn_implementation": "eager"},
+                                 lora=case.get("lora", {}))  # fmt: skip
     return model_config, engine_config, optimizer_config
 
 
@@ -109,6 +123,9 @@ def main() -> None:
             result["losses"].append(sum(out["loss"]))
         logprobs()
     result["fast_products"] = multiply_bf16_in_fp32.cache_info().currsize
+    if "lora" in case:
+        adapter, result["peft"] = engine.get_per_tensor_param(base_sync_done=True)
+        result["adapter"] = {name: tensor.clone() for name, tensor in adapter}
     weights, _ = engine.get_per_tensor_param()
     result["weights"] = {name: tensor.clone() for name, tensor in weights}
     torch.save(result, f"{case['out']}/rank{rank}.pt")

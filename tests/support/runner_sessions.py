@@ -33,7 +33,7 @@ class MemorySessions:
         self.closed = {name: asyncio.Event() for name in open_sessions}
         self.metadata: dict[str, dict[str, Any]] = dict(open_sessions)
         self.journal = SimpleNamespace(append=self._append)
-        table = SimpleNamespace(check_room=lambda: None, get=self._session)
+        table = SimpleNamespace(get=self._session)
         self.gateway = SimpleNamespace(table=table)
         self.earlier = SimpleNamespace(version=-1)
         self.calls = SimpleNamespace(paused_time=SimpleNamespace(seconds=lambda name: 0.0))

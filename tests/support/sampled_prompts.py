@@ -33,7 +33,7 @@ def trainer(name: str = "dars", **options: Any) -> Any:
     """A trainer with a buffer, data of six questions and no engines, in step 3."""
     from omegaconf import OmegaConf
 
-    from seamless_verl.trainer import trainer as module
+    from seamless_verl.trainer import setup as module
     from seamless_verl.trainer.trainer import SeamlessTrainer
 
     made = object.__new__(SeamlessTrainer)

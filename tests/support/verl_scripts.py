@@ -6,8 +6,10 @@ records its arguments: nothing is trained, installed or fetched.
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -61,3 +63,32 @@ def arguments_of(script: Path, root: Path, asked: dict[str, str]) -> list[str]:
         calls = record.read_text(encoding="utf-8").split("\0\0") if record.exists() else []
     taken = [call.split("\0") for call in calls if call.split("\0")[0] in MAINS]
     return [text for text in taken[-1][1:] if not text.startswith(NAMES)] if taken else []
+
+
+MATTERS = re.compile(
+    r"[+~]*(model_engine|actor_rollout_ref\.hybrid_engine|algorithm\.(adv_estimator|use_kl_in_reward|rollout_correction)"
+    r"|reward\.reward_model\.(enable|enable_resource_pool|nnodes|n_gpus_per_node|rollout\.(name|tensor_model_parallel_size))"
+    r"|distillation\.(enabled|nnodes|n_gpus_per_node|distillation_loss\.(loss_mode|use_policy_gradient))"
+    r"|data\.(train_batch_size|max_prompt_length|max_response_length|truncation|sampler)"
+    r"|actor_rollout_ref\.model\.(lora|use_fused_kernels|mtp\.enable\b)"
+    r"|trainer\.(nnodes|n_gpus_per_node|use_v1|v1|balance_batch|esi_redundant_time)|skip\.|async_training\.|rollout\."
+    r"|\w+\.actor\.(strategy|model_engine|engine\.(tp|pp)|policy_loss|tau_|calculate_sum_pi|use_kl_loss|use_dynamic_bsz"
+    r"|ppo_(mini_batch_size|micro_batch_size_per_gpu|max_token_len_per_gpu)|fsdp_config\.model_dtype"
+    r"|ulysses_sequence_parallel_size|\w+\.router_replay|megatron\.(grad_offload|vanilla_mbridge|\w+_parallel_size))"
+    r"|\w+\.ref\.megatron\.(grad_offload|\w+_parallel_size)"
+    r"|\w+\.rollout\.(name|n|max_model_len|\w+_parallel_size|enable_rollout_routing_replay|calculate_log_probs"
+    r"|disaggregation|full_determinism|router_config_path|multi_turn\.enable|agent\.default_agent_loop))"
+)
+"""The keys of which scripts differ in what is refused: of names, paths, rates and logging none."""
+
+
+QUIET = ("data.truncation=error", "trainer.balance_batch=True", "algorithm.use_kl_in_reward=False", "trainer.nnodes=1")
+
+
+def facts_of(arguments: Sequence[str]) -> list[str]:
+    """The overrides of a script that matter, sorted, `A.` for `actor_rollout_ref.`; of verl's own engine, too."""
+    named = any(text.startswith("model_engine=") for text in arguments)
+    other = "megatron" if any(text.startswith("--config-name=") and "megatron" in text for text in arguments) else "dp"
+    facts = {text for text in arguments if MATTERS.match(text) and text not in QUIET}
+    engine = set() if named else {f"model_engine={other}"}
+    return [text.replace("actor_rollout_ref.", "A.", 1) for text in sorted(facts | engine)]

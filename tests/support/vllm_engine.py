@@ -43,6 +43,7 @@ class Engine:
     replica: str
     first: list[Sample] = field(default_factory=list)
     requests: int = 0
+    lora: Any = None  # the adapter of all requests
 
     def run(self, task: Coroutine[Any, Any, T]) -> T:
         return self.runner.run(task)
@@ -56,7 +57,8 @@ class Engine:
         params = SamplingParams(
             temperature=1.0, max_tokens=tokens, ignore_eos=True, logprobs=0, detokenize=False, seed=seed
         )
-        async for output in self.llm.generate({"prompt_token_ids": prompt}, params, request_id=str(seed)):
+        prompted = {"prompt_token_ids": prompt}
+        async for output in self.llm.generate(prompted, params, request_id=str(seed), lora_request=self.lora):
             completion = output.outputs[0]
             ids = list(completion.token_ids)
             logprobs = [entry[token].logprob for entry, token in zip(completion.logprobs, ids, strict=True)]

@@ -9,13 +9,12 @@ from collections.abc import Mapping
 
 from seamless_verl.algorithms.samplers.dars import Dars, DarsHardness
 from seamless_verl.algorithms.samplers.gdro import Gdro
-from seamless_verl.algorithms.samplers.history import GroupResult, PromptHistories, PromptHistory
 from seamless_verl.algorithms.samplers.sampler import (
-    BaseSampler,
     FinishedGroup,
+    GroupResult,
     GroupVerdict,
+    PromptHistory,
     Sampler,
-    SamplingDecision,
     SamplingView,
 )
 from seamless_verl.algorithms.samplers.sampling import EndedGroup, PromptSampling
@@ -25,22 +24,19 @@ from seamless_verl.errors import ConfigError
 
 __all__ = (
     "SAMPLERS",
-    "BaseSampler",
     "EndedGroup",
     "FinishedGroup",
     "GroupResult",
     "GroupVerdict",
-    "PromptHistories",
     "PromptHistory",
     "PromptSampling",
     "Sampler",
-    "SamplingDecision",
     "SamplingView",
     "make_sampler",
     "sampler_named",
 )
 
-SAMPLERS: dict[str, type[BaseSampler]] = {
+SAMPLERS: dict[str, type[Sampler]] = {
     "dars": Dars,
     "dars_hardness": DarsHardness,
     "gdro": Gdro,
@@ -49,7 +45,7 @@ SAMPLERS: dict[str, type[BaseSampler]] = {
 }
 
 
-def sampler_named(name: str) -> type[BaseSampler]:
+def sampler_named(name: str) -> type[Sampler]:
     """The class of that name; raises ConfigError with the names there are."""
     if name not in SAMPLERS:
         way_out = f"Choose one of {sorted(SAMPLERS)}"
@@ -57,7 +53,7 @@ def sampler_named(name: str) -> type[BaseSampler]:
     return SAMPLERS[name]
 
 
-def make_sampler(name: str, options: Mapping[str, object]) -> BaseSampler:
+def make_sampler(name: str, options: Mapping[str, object]) -> Sampler:
     """A new sampler of that name; an option that is None, or that it does not read, is left at its default."""
     kind = sampler_named(name)
     given = {key: options[key] for key in kind.OPTIONS if options.get(key) is not None}

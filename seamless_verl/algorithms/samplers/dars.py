@@ -18,8 +18,7 @@ from fractions import Fraction
 from math import ceil
 from typing import ClassVar
 
-from seamless_verl.algorithms.samplers.history import GroupResult
-from seamless_verl.algorithms.samplers.sampler import TRAIN_IT, BaseSampler, FinishedGroup, GroupVerdict
+from seamless_verl.algorithms.samplers.sampler import TRAIN_IT, FinishedGroup, GroupResult, GroupVerdict, Sampler
 from seamless_verl.errors import ConfigError
 
 MOST = {"equal": 32, "hardness": 64}
@@ -39,7 +38,7 @@ def extra_samples(first: GroupResult, schedule: str, most: int) -> int:
     return max(0, min(wanted, most - number))
 
 
-class Dars(BaseSampler):
+class Dars(Sampler):
     """Reopens groups of hard prompts once, and drops groups without an advantage."""
 
     OPTIONS: ClassVar[tuple[str, ...]] = ("most",)

@@ -1,17 +1,96 @@
-"""The interface of samplers: the view they read, the decision they return, and their common base. Pure.
+"""What samplers know, see and decide, and their common base. Pure.
 
 A *prompt* is a question of the data; a *group* is the samples that it gets in one visit. A sampler says how many
 samples the next prompts get, and of each group that has ended whether it is trained, gets more samples first, or is
 dropped. It changes nothing else, so that the trainer and the simulator run the same object.
+
+Invariant: a result is added once, when its group's last sample has been judged; results are never changed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from math import sqrt
+from typing import Any, ClassVar
 
-from seamless_verl.algorithms.samplers.history import GroupResult, PromptHistory
+
+@dataclass(frozen=True, slots=True)
+class GroupResult:
+    """The outcomes of a group's samples, each from 0 (wrong) to 1 (right): their number, sum and sum of squares."""
+
+    samples: int
+    total: float
+    squares: float
+
+    @classmethod
+    def of(cls, outcomes: Iterable[float]) -> GroupResult:
+        """Of one outcome or more; the sums do not depend on their order."""
+        ordered = sorted(outcomes)
+        return cls(len(ordered), sum(ordered), sum(one * one for one in ordered))
+
+    def __add__(self, other: GroupResult) -> GroupResult:
+        return GroupResult(self.samples + other.samples, self.total + other.total, self.squares + other.squares)
+
+    @property
+    def pass_rate(self) -> float:
+        return self.total / self.samples
+
+    @property
+    def all_right(self) -> bool:
+        return self.total == self.samples
+
+    @property
+    def all_wrong(self) -> bool:
+        return self.total == 0
+
+    @property
+    def deviation(self) -> float:
+        """The sample standard deviation (n - 1); 0 of one sample."""
+        if self.samples < 2:
+            return 0.0
+        return sqrt(max(0.0, self.squares - self.total**2 / self.samples) / (self.samples - 1))
+
+
+@dataclass(frozen=True, slots=True)
+class PromptHistory:
+    """A prompt's name, and the results of its groups, oldest first."""
+
+    prompt: str
+    groups: tuple[GroupResult, ...] = ()
+
+    @property
+    def all_samples(self) -> GroupResult | None:
+        """All samples of all its groups together; None where it has none."""
+        if not self.groups:
+            return None
+        return sum(self.groups[1:], self.groups[0])
+
+
+class PromptHistories:
+    """The histories of all prompts. Owned state: the results by the prompts' names."""
+
+    def __init__(self) -> None:
+        self.groups: dict[str, tuple[GroupResult, ...]] = {}
+
+    def of(self, prompt: str) -> PromptHistory:
+        return PromptHistory(prompt, self.groups.get(prompt, ()))
+
+    def add(self, prompt: str, result: GroupResult) -> None:
+        self.groups[prompt] = (*self.groups.get(prompt, ()), result)
+
+    def state_dict(self) -> dict[str, list[list[float]]]:
+        """By prompt the three numbers of each result."""
+        return {
+            prompt: [[one.samples, one.total, one.squares] for one in results]
+            for prompt, results in self.groups.items()
+        }
+
+    def load_state_dict(self, state: Mapping[str, Sequence[Sequence[Any]]]) -> None:
+        self.groups = {
+            prompt: tuple(GroupResult(int(samples), float(total), float(squares)) for samples, total, squares in rows)
+            for prompt, rows in state.items()
+        }
 
 
 @dataclass(frozen=True)
@@ -57,20 +136,11 @@ class SamplingDecision:
     groups: tuple[GroupVerdict, ...]
 
 
-class Sampler(Protocol):
-    """Decides who is sampled, and how often; `decide` may remember, and `state_dict` has all that it remembers."""
+class Sampler:
+    """By itself, every prompt gets the default number of samples, and every group is trained.
 
-    def decide(self, view: SamplingView) -> SamplingDecision: ...
-    def metrics(self) -> dict[str, float]: ...
-    def state_dict(self) -> dict[str, Any]: ...
-    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
-
-
-class BaseSampler:
-    """Every prompt gets the default number of samples, and every group is trained.
-
-    `OPTIONS` are the settings that its constructor takes. `REOPENS` says that it may give a group more samples,
-    `VARIES` that groups are of different sizes.
+    `decide` may remember, and `state_dict` has all that it remembers. `OPTIONS` are the settings that the constructor
+    takes. `REOPENS`: it may give a group more samples. `VARIES`: groups are of different sizes.
     """
 
     OPTIONS: ClassVar[tuple[str, ...]] = ()

@@ -17,8 +17,14 @@ from dataclasses import astuple, dataclass
 from statistics import fmean
 from typing import Any
 
-from seamless_verl.algorithms.samplers.history import GroupResult, PromptHistories
-from seamless_verl.algorithms.samplers.sampler import FinishedGroup, GroupVerdict, Sampler, SamplingView
+from seamless_verl.algorithms.samplers.sampler import (
+    FinishedGroup,
+    GroupResult,
+    GroupVerdict,
+    PromptHistories,
+    Sampler,
+    SamplingView,
+)
 from seamless_verl.errors import ConfigError, IntegrityError
 
 SUCCESS = "seamless.sampler.success"
@@ -28,10 +34,9 @@ LEVELS = ("none", "hard", "middle", "easy")
 
 @dataclass(frozen=True)
 class EndedGroup:
-    """The group `uid` of a prompt, all of whose samples have ended, with the reward of each, one or more.
+    """The group `uid` of a prompt, all of whose samples have ended, with the reward of each that has one.
 
-    `next_session` is above the numbers of the sessions that it has rows of. It may be more than there are rewards,
-    since a session that failed has none.
+    `next_session` is above the numbers of the sessions that it has rows of.
     """
 
     uid: str

@@ -15,11 +15,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from seamless_verl.algorithms.samplers.history import PromptHistory
-from seamless_verl.algorithms.samplers.sampler import BaseSampler
+from seamless_verl.algorithms.samplers.sampler import PromptHistory, Sampler
 
 
-class Srpo(BaseSampler):
+class Srpo(Sampler):
     """Owned state: for each prompt that was left out, after how many groups it was last.
 
     `for_good` has those that were left out with a threshold, with the pass rate that reached it. Without a threshold
@@ -35,14 +34,8 @@ class Srpo(BaseSampler):
         self.for_good: dict[str, float] = {}
 
     def _samples(self, offered: Sequence[PromptHistory], default: int) -> Sequence[int]:
-        return [0 if self._leaves_out(history) else default for history in offered]
-
-    def _leaves_out(self, history: PromptHistory) -> bool:
-        if not history.groups:
-            return False
-        if self.threshold is None:
-            return self._leaves_out_once(history)
-        return self._leaves_out_for_good(history, self.threshold)
+        leaves_out = self._leaves_out_once if self.threshold is None else self._leaves_out_for_good
+        return [0 if history.groups and leaves_out(history) else default for history in offered]
 
     def _leaves_out_once(self, history: PromptHistory) -> bool:
         self.for_good.pop(history.prompt, None)
@@ -52,10 +45,11 @@ class Srpo(BaseSampler):
         self.left_out[history.prompt] = groups
         return True
 
-    def _leaves_out_for_good(self, history: PromptHistory, threshold: float) -> bool:
+    def _leaves_out_for_good(self, history: PromptHistory) -> bool:
+        assert self.threshold is not None
         rate = history.groups[-1].pass_rate
-        if rate < threshold:
-            return self.for_good.get(history.prompt, 0.0) >= threshold  # left out before this group of it had ended
+        if rate < self.threshold:
+            return self.for_good.get(history.prompt, 0.0) >= self.threshold  # left out before this group had ended
         self.left_out[history.prompt] = len(history.groups)
         self.for_good[history.prompt] = rate
         return True

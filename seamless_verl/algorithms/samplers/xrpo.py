@@ -21,8 +21,7 @@ from collections.abc import Sequence
 from math import sqrt
 from typing import ClassVar
 
-from seamless_verl.algorithms.samplers.history import PromptHistory
-from seamless_verl.algorithms.samplers.sampler import BaseSampler
+from seamless_verl.algorithms.samplers.sampler import PromptHistory, Sampler
 
 LEAST, MOST = 2, 128
 UNKNOWN = 0.5  # the deviation of a prompt whose outcomes are not known
@@ -64,7 +63,7 @@ def deviation_of(history: PromptHistory) -> float:
     return UNKNOWN if known is None or known.samples < 2 else known.deviation
 
 
-class Xrpo(BaseSampler):
+class Xrpo(Sampler):
     """It remembers nothing of its own."""
 
     OPTIONS: ClassVar[tuple[str, ...]] = ("least", "most")

@@ -12,15 +12,13 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from seamless_verl.config import joining
 from seamless_verl.config.checks import (
     agent_names,
     agents,
     batches,
-    command_fields,
     corrections,
     devices,
-    estimators,
+    experts,
     files,
     gateway,
     hosts,
@@ -29,33 +27,57 @@ from seamless_verl.config.checks import (
     modes,
     samplers,
     unused,
-    values,
 )
-from seamless_verl.config.settings import Check, Problem, RefusedConfigError, Settings, named_by_variable
+from seamless_verl.config.settings import Check, Problem, Settings, named_by_variable
+from seamless_verl.errors import ConfigErrors
 
-__all__ = ["CHECKS", "Problem", "RefusedConfigError", "Settings", "find_problems", "preflight", "preflight_of_plan"]
+__all__ = ["CHECKS", "Problem", "Settings", "find_problems", "preflight", "preflight_of_plan"]
 
 # In the order in which mistakes should be corrected: later ones often follow from earlier ones.
 CHECKS: tuple[Check, ...] = (
-    *(modes.check_mode, values.check_missing, keys.check_keys, modes.check_seamless, unused.check_unused),
-    *(corrections.check_chosen_loss, corrections.check_own_losses, estimators.check_lone_samples),
-    *(estimators.check_own_estimators, estimators.check_turns, samplers.check_sampler, corrections.check_bypass),
+    *(
+        modes.check_mode,
+        keys.check_missing,
+        keys.check_keys,
+        modes.check_seamless,
+        unused.check_unused,
+        unused.check_unread,
+    ),
+    *(corrections.check_chosen_loss, corrections.check_own_losses, corrections.check_lone_samples),
+    *(
+        corrections.check_own_estimators,
+        corrections.check_estimators_of_v0,
+        corrections.check_turns,
+        samplers.check_sampler,
+        corrections.check_bypass,
+    ),
     *(corrections.check_staleness, gateway.check_gateway, gateway.check_options, gateway.check_port),
     *(gateway.check_shards, gateway.check_public_address, gateway.check_journal, gateway.check_view),
     *(
-        values.check_logprobs_mode,
-        values.check_temperature,
+        keys.check_logprobs_mode,
+        keys.check_temperature,
+        keys.check_top_p,
+        keys.check_learning_rates,
+        keys.check_kl_estimators,
         hosts.check_assertions,
         hosts.check_home,
         hosts.check_names,
     ),
     *(hosts.check_loggers, agents.check_loops, agents.check_default_loop, hosts.check_versions, hosts.check_stack),
     *(model.check_model, model.check_adapter, model.check_critic_model, model.check_layers),
+    hosts.check_adapters_of_te,
+    *(experts.check_expert_weights, experts.check_expert_export),
     *(model.check_context_parallel, files.check_data, agent_names.check_agent_names),
-    *(agent_names.check_own_loops_run, command_fields.check_fields, batches.check_truncation, batches.check_lengths),
+    *(agent_names.check_own_loops_run, agent_names.check_fields, batches.check_lengths),
     *(batches.check_max_sequence, files.check_reward_function, files.check_resume),
-    *(files.check_folder, files.check_steps, joining.check_joined, devices.check_resources),
-    *(devices.check_visible_devices, devices.check_devices, devices.check_cores, modes.check_standalone_pool),
+    *(files.check_folder, files.check_steps, hosts.check_joined, devices.check_resources),
+    *(
+        devices.check_visible_devices,
+        devices.check_devices,
+        devices.check_cores,
+        modes.check_standalone_pool,
+        modes.check_reward_model,
+    ),
     *(devices.check_trainer_parallel, devices.check_rollout_parallel, model.check_model_division),
     *(batches.check_train_batch, batches.check_mini_batch, batches.check_queue_room),
     *(devices.check_cpu_engines, devices.check_memory),
@@ -73,6 +95,7 @@ OF_A_PLAN: tuple[Check, ...] = (
 OF_THIS_MACHINE: Mapping[Check, str] = {
     hosts.check_versions: "installed versions",
     hosts.check_stack: "installed versions",
+    hosts.check_adapters_of_te: "installed versions",
     model.check_layers: "Transformer Engine",
     hosts.check_loggers: "the loggers' packages",
     gateway.check_port: "free ports",
@@ -99,7 +122,7 @@ def preflight(
     and Megatron.
 
     Raises:
-        RefusedConfigError: the first problem; its text lists every problem, one a line.
+        ConfigErrors: every problem that is more than a warning.
     """
     settings = Settings.of(config, devices=devices, accelerator=accelerator, unmade=unmade, elsewhere=elsewhere)
     checks = [one for one in CHECKS if not elsewhere or one not in OF_THIS_MACHINE]
@@ -130,10 +153,10 @@ def preflight_of_plan(settings: Settings, *, elsewhere: bool = False) -> list[st
 
 
 def warnings_of(problems: Sequence[Problem]) -> list[str]:
-    """The warnings as text; RefusedConfigError where a problem is more than a warning."""
+    """The warnings as text; ConfigErrors where a problem is more than a warning."""
     fatal = [problem for problem in problems if not problem.warning]
     if fatal:
-        raise RefusedConfigError(*fatal)
+        raise ConfigErrors(*fatal)
     return [str(problem) for problem in problems]
 
 

@@ -4,19 +4,27 @@ Of the data that column alone is read, in every row: verl looks a name up when a
 start. The default loop counts only where the data has no such column. Files that are not parquet on this machine, and
 those that a data set class of the user's own reads, are not checked.
 
+A `{field}` of an agent's command that a task does not have fails its session, one after the other: fields are compared
+with the columns of the data whose rows the command answers.
+
 Sources: verl/trainer/ppo/v1/agent_loop_tq.py, verl/experimental/agent_loop/agent_loop.py `_run_agent_loop`; tools are
-read by verl/experimental/agent_loop/tool_agent_loop.py and not by single_turn_agent_loop.py.
+read by verl/experimental/agent_loop/tool_agent_loop.py and not by single_turn_agent_loop.py; seamless_verl's `task_of`
+in agent_loops/loops.py, and agents/command.py.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
-from seamless_verl.config.checks.agents import DEFAULT, LOOPS, known_loops, loops_of
-from seamless_verl.config.checks.files import FILE_KEYS, parquet_files
+from seamless_verl.agents.settings import CommandSettings
+from seamless_verl.agents.template import parse
+from seamless_verl.config.checks.agents import DEFAULT, LOOPS, SCHEMAS, known_loops, loops_of
+from seamless_verl.config.checks.files import FILE_KEYS, Footer, footer_of, parquet_files
 from seamless_verl.config.settings import Problem, Settings, check
+from seamless_verl.errors import ConfigError
 from seamless_verl.runtime.fields import nearest
 
 COLUMN = "agent_name"
@@ -65,7 +73,7 @@ def check_own_loops_run(settings: Settings) -> list[Problem]:
 
 
 def _of_data(settings: Settings, problems: list[Problem]) -> list[Problem]:
-    return [replace(one, warning=True, unmade=True) for one in problems] if settings.unmade else problems
+    return [one.changed(warning=True, unmade=True) for one in problems] if settings.unmade else problems
 
 
 def _unknown(key: str, path: str, name: str | None, row: int, known: list[str], *, warning: bool) -> Problem:
@@ -130,3 +138,54 @@ def _read(path: str, changed: int) -> Named | None:
     except (ArrowInvalid, ArrowNotImplementedError):  # the second one: its values are no texts
         return None
     return found
+
+
+ADDED = frozenset({"prompt", "uid", "index", "extra_info"})  # to each task, whatever its row has
+OF_COMMANDS = frozenset({"question", "prompt_file", "session"})  # fields of the command line, not of its folder
+
+
+@check
+def check_fields(settings: Settings) -> list[Problem]:
+    """A warning for each field that a file lacks whose rows run the command."""
+    if settings.get("data.custom_cls.path") is not None:
+        return []
+    given = [one for number, loop in enumerate(loops_of(settings)) for one in _fields(f"{LOOPS}[{number}]", loop)]
+    files = [(key, path) for key in FILE_KEYS for path in parquet_files(settings, key)] if given else []
+    found = []
+    for file_key, path in files:
+        footer, names = footer_of(file_key, path), loops_of_rows(settings, path)
+        found += [
+            _lacking(key, value, field, f"{file_key}={path}", footer)
+            for name, key, value, field in given
+            if name in names and not _is_there(field, footer, OF_COMMANDS if key.endswith("command") else frozenset())
+        ]
+    return [problem.changed(unmade=True) for problem in found] if settings.unmade else found
+
+
+def _fields(key: str, loop: Mapping[str, Any]) -> Iterator[tuple[str, str, object, str]]:
+    """The loop's name, and key, value and name of each field; none of a template that check_loops refuses."""
+    if SCHEMAS.get(str(loop.get("_target_"))) is not CommandSettings:
+        return
+    for part in ("command", "folder"):
+        value = loop.get(part)
+        for text in value if isinstance(value, list) else [value]:
+            try:
+                pieces = parse(text, key=part) if isinstance(text, str) else []
+            except ConfigError:
+                continue
+            yield from ((str(loop.get("name")), f"{key}.{part}", value, field) for _, field in pieces if field)
+
+
+def _is_there(field: str, footer: Footer, more: frozenset[str]) -> bool:
+    column, *inner = field.split(".")
+    if column not in (footer.columns - {COLUMN}) | ADDED | more:
+        return False
+    return not inner or inner[0] in footer.fields.get(column, inner)
+
+
+def _lacking(key: str, value: object, field: str, file: str, footer: Footer) -> Problem:
+    column, *inner = field.split(".")
+    has = footer.fields[column] if inner and column in footer.fields else footer.columns - {COLUMN}
+    what = f"a field of the column {column}" if inner and column in footer.fields else "a column"
+    reason = f"{{{field}}} is not {what} of {file} (it has {', '.join(sorted(has))}), so the agent cannot start"
+    return Problem(key, value, reason, "Name another one, or add it to the data", warning=True)

@@ -9,13 +9,14 @@ Sources: verl/experimental/agent_loop/agent_loop.py `AgentLoopWorker`, verl/util
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from seamless_verl.agents.settings import (
@@ -207,3 +208,20 @@ def _check_command(key: str, loop: CommandSettings) -> None:
         _ = replace(loop, folder=loop.folder if loop.folder and "{" in loop.folder else None).agent_command
     except ConfigError as error:
         raise ConfigError(f"{key}.{error.key}", error.value, error.reason, error.way_out) from error
+
+
+READ = re.compile(r"oc\.env:\s*(\w+)")
+
+
+def variables_of(config: DictConfig, environ: Mapping[str, str]) -> dict[str, str]:
+    """The variables that are set here and that the file of agent loops reads (`${oc.env:NAME}`).
+
+    verl reads that file in its agent loop workers. In a cluster that was there before, these have the environment of
+    the command that started their node, so the values go with the task runner to the workers. They are kept out of the
+    config, which is printed and given to trackers: one may be a key.
+    """
+    given = OmegaConf.select(config, LOOPS)
+    if not given:
+        return {}
+    text = find_file(LOOPS, str(given), "a YAML file of agent loops").read_text(encoding="utf-8")
+    return {name: environ[name] for name in READ.findall(text) if name in environ}

@@ -20,7 +20,7 @@ from seamless_verl.config.roles import (
     ROLLOUT_KEY,
     data_parallel_size,
     needs_critic,
-    sequence_parallel_size,
+    trainer_sizes,
 )
 from seamless_verl.config.settings import Problem, Settings, check
 
@@ -97,17 +97,6 @@ MAX_SEQUENCE = "seamless.tokens.max_sequence"
 
 
 @check
-def check_truncation(settings: Settings) -> list[Problem]:
-    """verl chooses how a long prompt is cut, whatever the setting (agent_loop.py `_cap_text_prompt_length`)."""
-    key, given = "data.truncation", settings.get("data.truncation", "error")
-    if given in ("error", "left"):  # verl's default, and what it always does
-        return []
-    reason = "is not read by verl 0.9.1, which cuts off the beginning of a prompt that is too long"
-    way_out = "Leave it out; data.filter_overlong_prompts=True leaves such prompts out"
-    return [Problem(key, given, reason, way_out, warning=True)]
-
-
-@check
 def check_lengths(settings: Settings) -> list[Problem]:
     """The longest prompt and the longest response together fit a sequence."""
     positions, longest = max_positions(settings), settings.get(LONGEST)
@@ -137,9 +126,10 @@ def check_max_sequence(settings: Settings) -> list[Problem]:
         reason = "cuts the sessions of the gateway, which is off"
         way_out = "Leave it out: verl's agent loops have their own"
         return [] if given is None else [Problem(MAX_SEQUENCE, given, reason, way_out, warning=True)]
-    key, parallel = f"{ACTOR}.ppo_max_token_len_per_gpu", sequence_parallel_size(settings)
-    if not settings.flag(f"{ACTOR}.use_dynamic_bsz") or settings.get(key) is None or parallel is None:
+    key, sizes = f"{ACTOR}.ppo_max_token_len_per_gpu", trainer_sizes(settings)
+    if not settings.flag(f"{ACTOR}.use_dynamic_bsz") or settings.get(key) is None or sizes is None:
         return []
+    parallel = sizes.context
     (prompt_key, prompt), (response_key, response) = (_length(settings, what) for what in ("prompt", "response"))
     longest, each = tokens.sequence_limit(prompt, response), settings.integer(key)
     if longest <= (room := each * parallel):

@@ -14,15 +14,15 @@ import os
 from seamless_verl.config.roles import (
     MEGATRON,
     ROLLOUT_KEY,
-    MegatronSizes,
     by_tags,
     has_hybrid_rollout,
     has_standalone_rollout,
     has_teacher,
     joins_cluster,
-    replica_world,
+    replica_sizes,
     standalone_devices,
     starts_cluster,
+    trainer_sizes,
     trainer_world,
     uses_megatron,
 )
@@ -92,7 +92,11 @@ def check_cpu_engines(settings: Settings) -> list[Problem]:
     wrong = {key: other for key, other in found.items() if settings.text(key) != other}
     wrong |= {backend: "gloo"} if settings.get(backend) == "nccl" else {}
     reason = "does not run on the CPU platform"
-    return [Problem(key, settings.get(key), reason, f"Set {key}={other}") for key, other in wrong.items()]
+    problems = [Problem(key, settings.get(key), reason, f"Set {key}={other}") for key, other in wrong.items()]
+    if settings.flag(key := f"{ROLLOUT_KEY}.full_determinism"):
+        reason = "asks vLLM for its batch-invariant operations, which are Triton's, and the CPU platform has none"
+        problems.append(Problem(key, True, reason, f"Set {key}=False"))
+    return problems
 
 
 def _pool(settings: Settings, node: str) -> int:
@@ -160,7 +164,7 @@ def _layout(settings: Settings, resources: Resources) -> list[Problem]:
 
 
 def _fields(settings: Settings, resources: Resources) -> list[Problem]:
-    from seamless_verl.config.planning import replica_sizes, roles_of
+    from seamless_verl.config.planning import roles_of
 
     derived = verl_fields(resources, replica=replica_sizes(settings).size, needed=roles_of(settings).tags)
     return [
@@ -209,14 +213,12 @@ def _memory(settings: Settings, found: MemoryProblem) -> Problem:
 @check
 def check_trainer_parallel(settings: Settings) -> list[Problem]:
     """Megatron's sizes divide the trainer's world."""
-    if not uses_megatron(settings):
-        return []
-    world, sizes = trainer_world(settings), MegatronSizes.read(settings)
-    if by_tags(settings):
-        return []  # the plan checks the sizes, group by group
+    world, sizes = trainer_world(settings), trainer_sizes(settings)
+    if not uses_megatron(settings) or sizes is None or by_tags(settings):
+        return []  # by tags the plan checks the sizes, group by group
     problems = []
     if world % sizes.model:
-        key = f"{MEGATRON}.{_largest(sizes)}"
+        key, _ = sizes.largest()
         reason = (
             f"TP {sizes.tensor} x PP {sizes.pipeline} x CP {sizes.context} = {sizes.model} "
             f"does not divide the trainer's {world} devices"
@@ -226,10 +228,13 @@ def check_trainer_parallel(settings: Settings) -> list[Problem]:
     if sizes.experts != sizes.tensor * sizes.pipeline and world % sizes.experts:
         key = f"{MEGATRON}.expert_model_parallel_size"
         reason = (
-            f"expert TP {sizes.expert_tensor} x EP {sizes.expert} x PP {sizes.pipeline} = {sizes.experts} "
+            f"expert TP {sizes.expert_tensors} x EP {sizes.expert} x PP {sizes.pipeline} = {sizes.experts} "
             f"does not divide the trainer's {world} devices"
         )
-        problems.append(Problem(key, sizes.expert, reason, _world_way_out(sizes.experts)))
+        whole = sizes.experts // sizes.expert_tensors
+        alone = sizes.expert_tensors > 1 and world % whole == 0
+        cure = f"Set {MEGATRON}.expert_tensor_parallel_size=1, which leaves experts whole" if alone else None
+        problems.append(Problem(key, sizes.expert, reason, cure or _world_way_out(sizes.experts)))
     return problems
 
 
@@ -244,7 +249,7 @@ def check_rollout_parallel(settings: Settings) -> list[Problem]:
     # Prefill and decode replicas have sizes of their own.
     if settings.flag(f"{ROLLOUT_KEY}.disaggregation.enabled") or by_tags(settings):
         pools = {}
-    replica = replica_world(settings)
+    replica = replica_sizes(settings).size
     uneven = {text.format(size): size for text, size in pools.items() if size % replica}
     return [_uneven_pool(settings, replica, text, size) for text, size in uneven.items()]
 
@@ -254,11 +259,6 @@ def _uneven_pool(settings: Settings, replica: int, text: str, size: int) -> Prob
     reason = f"a replica of {replica} (TP x DP x PP) does not divide {text}"
     way_out = f"Set {key} so that {ROLLOUT_KEY}'s TP x DP x PP divides {size}"
     return Problem(key, settings.get(key), reason, way_out)
-
-
-def _largest(sizes: MegatronSizes) -> str:
-    axes = {"tensor_model": sizes.tensor, "pipeline_model": sizes.pipeline, "context": sizes.context}
-    return f"{max(axes, key=lambda axis: axes[axis])}_parallel_size"
 
 
 def _world_way_out(unit: int) -> str:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from seamless_verl.config.checks.batches import TRAIN
@@ -35,9 +35,14 @@ from seamless_verl.config.verl_keys import ENGINE, FOLDER, RESERVED_COLUMNS
 from seamless_verl.errors import ConfigError
 from seamless_verl.resources.memory_fit import gigabytes
 from seamless_verl.resources.model_facts import ModelFacts
-from seamless_verl.runtime.checkpoint_marker import RESUME_ANOTHER, saved_steps, step_folder, tracked_step
+from seamless_verl.runtime.checkpoint_marker import (
+    RESUME_ANOTHER,
+    saved_steps,
+    step_folder,
+    tracked_step,
+    weights_not_finite,
+)
 from seamless_verl.runtime.fields import nearest
-from seamless_verl.runtime.finite_checkpoint import weights_not_finite
 from seamless_verl.runtime.locks import is_locked
 
 FILE_KEYS = ("data.train_files", "data.val_files")
@@ -68,7 +73,7 @@ def check_data(settings: Settings) -> list[Problem]:
             try:
                 footer = _open(key, path)
             except ConfigError as error:
-                problems.append(Problem.of(error))
+                problems += Problem.all_of(error)
                 footer = None
             if footer is None:
                 rows = -1
@@ -76,7 +81,7 @@ def check_data(settings: Settings) -> list[Problem]:
             problems += _columns(settings, key, path, footer)
             rows += footer.rows if key == FILE_KEYS[0] and rows >= 0 else 0
     found = problems or _enough(settings, rows)
-    return [replace(problem, warning=True, unmade=True) for problem in found] if settings.unmade else found
+    return [problem.changed(warning=True, unmade=True) for problem in found] if settings.unmade else found
 
 
 def required_columns(settings: Settings) -> list[str]:
@@ -255,7 +260,7 @@ def check_folder(settings: Settings) -> list[Problem]:
     if _in_use(path):
         return [Problem(FOLDER, value, IN_USE, USE_ANOTHER)]
     if writes_checkpoints(settings.mode, settings.get("trainer.save_freq")) and (why := lock_error(path)) is not None:
-        return [Problem.of(without_lock(value, why))]
+        return Problem.all_of(without_lock(value, why))
     return _room(settings, value, parent)
 
 

@@ -11,11 +11,9 @@ import stat
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from seamless_verl.config import engine_kwargs
 from seamless_verl.config.checks.agents import LOOPS, OURS, loops_of
-from seamless_verl.config.engine_kwargs import engines_parser, option_of
 from seamless_verl.config.paths import existing_folder, looking_at, write_error
-from seamless_verl.config.roles import ROLLOUT_KEY, joins_cluster
+from seamless_verl.config.roles import ENGINE_KWARGS, ROLLOUT_KEY, engines_parser, joins_cluster, option_of
 from seamless_verl.config.schema import JOURNAL as JOURNAL_NAME
 from seamless_verl.config.schema import LAST_PORT
 from seamless_verl.config.settings import Problem, Settings, check
@@ -216,6 +214,6 @@ def check_options(settings: Settings) -> list[Problem]:
     engines, parser = engines_parser(settings), option_of("--reasoning-parser", given)
     if engines is not None and parser not in (None, engines):
         reason = f"engines have {engines}, and would start a grammar at another token than the gateway"
-        way_out = f"Leave {engine_kwargs.KEY}.reasoning_parser to the gateway"
+        way_out = f"Leave {ENGINE_KWARGS}.reasoning_parser to the gateway"
         found.append(Problem(OPTIONS, f"--reasoning-parser={parser}", reason, way_out))
     return found

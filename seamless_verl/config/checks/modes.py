@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from seamless_verl.config.adopting import BYPASS
 from seamless_verl.config.roles import (
     by_tags,
     has_hybrid_rollout,
     has_reward_model,
+    has_reward_pool,
     has_standalone_rollout,
     pool_backend,
     seamless_layout,
+    uses_megatron,
 )
 from seamless_verl.config.settings import MISSING, Problem, Settings, check
 from seamless_verl.config.verl_keys import DEFAULT_ENGINE, MODE_KEY, OWN_ESTIMATORS, VERL_MODES, engine_config, items_of
@@ -19,10 +22,11 @@ from seamless_verl.runtime.fields import nearest
 
 MODES = (*VERL_MODES, "seamless")
 ROLLOUT = "actor_rollout_ref.rollout"
+REWARD_MODEL, REWARD_POOL = "reward.reward_model", "reward.reward_model.enable_resource_pool"
 NO_REPLAY = "disabled"
+ROUTES = f"{ROLLOUT}.enable_rollout_routing_replay"
 REPLAYED = "skip.rollout_tq.enable"
 MANAGER = f"{ROLLOUT}.agent.agent_loop_manager_class"
-VERL_SAMPLER = {"max_off_policy_threshold": 8, "max_off_policy_strategy": "drop"}
 ASYNCHRONOUS = ("separate_async", "colocate_async")  # verl's modes with settings of their own
 STEPS_AHEAD = "Set seamless.ahead instead, the steps whose prompts are generated ahead"
 LENDING = "Leave it out: in seamless.layout=multiplexed seamless.lending decides when the trainer's devices generate"
@@ -49,7 +53,7 @@ def check_seamless(settings: Settings) -> list[Problem]:
         return []
     parts = (
         *(_unused_pool, _someone_generates, _never_lent, _ahead, _tail_batching, _min_sessions),
-        *(_engine, _routing, _released, _sampler, _other_modes),
+        *(_engine, _disaggregation, _routing, _released, _sampler, _other_modes),
     )
     return [problem for part in parts for problem in part(settings)]
 
@@ -60,7 +64,27 @@ def check_standalone_pool(settings: Settings) -> list[Problem]:
     if settings.mode not in MODES or not has_standalone_rollout(settings):
         return []
     by_fields = [] if by_tags(settings) else _pool_size(settings)
-    return [*by_fields, *_weight_transfer(settings), *_reward_model(settings)]
+    return [*by_fields, *_weight_transfer(settings)]
+
+
+@check
+def check_reward_model(settings: Settings) -> list[Problem]:
+    """A reward model has devices of its own where nothing pauses for it.
+
+    In verl's `sync` it wakes on the trainer's devices when a step has taken its samples, and all engines sleep then.
+    Ours generate, or hold their weights and cache there; and agent loops have no rewards before, by which a sampler
+    judges a group that has ended.
+    """
+    apart = settings.mode in ("separate_async", "seamless")
+    if not apart or not has_reward_model(settings) or has_reward_pool(settings):
+        return []
+    if by_tags(settings) and not has_hybrid_rollout(settings):
+        return []  # the plan says so
+    way_out = f"Set {REWARD_POOL}=True with {REWARD_MODEL}.nnodes and {REWARD_MODEL}.n_gpus_per_node"
+    if by_tags(settings):
+        way_out = "Give the tag reward to machines that do not train"
+    reason = f"lets {REWARD_MODEL}.enable=True score on devices where engines hold their weights and cache"
+    return [Problem(REWARD_POOL, False, reason, way_out)]
 
 
 def _pool_size(settings: Settings) -> list[Problem]:
@@ -82,13 +106,6 @@ def _weight_transfer(settings: Settings) -> list[Problem]:
         return []
     reason = "reaches only engines on the trainer's own devices"
     return [Problem(key, "naive", reason, f"Set {key}={pool_backend(None, accelerator=settings.host.accelerator)}")]
-
-
-def _reward_model(settings: Settings) -> list[Problem]:
-    key = "reward.reward_model.enable_resource_pool"
-    if not has_reward_model(settings) or settings.flag(key) or by_tags(settings):
-        return []
-    return [Problem(key, False, "a standalone rollout never pauses to make room for it", f"Set {key}=True")]
 
 
 def _unused_pool(settings: Settings) -> list[Problem]:
@@ -166,19 +183,36 @@ def _engine(settings: Settings) -> list[Problem]:
     return [Problem(key, name, "the seamless trainer streams from vLLM's engine", way_out)]
 
 
+def _disaggregation(settings: Settings) -> list[Problem]:
+    key = f"{ROLLOUT}.disaggregation.enabled"
+    if not settings.flag(key):
+        return []
+    reason = "the seamless trainer has no servers for prefill alone: half of the engines' devices would be idle"
+    return [Problem(key, True, reason, f"Set {key}=False, or use one of verl's own trainer modes")]
+
+
 def _routing(settings: Settings) -> list[Problem]:
-    """verl's replay of a mixture's routing: our replicas' chunks carry no routed experts for a trainer to replay."""
-    rollout = f"{ROLLOUT}.enable_rollout_routing_replay"
-    values: dict[str, tuple[object, object]] = {rollout: (settings.flag(rollout), False)}
-    for engine in ("megatron", "veomni"):
-        key = f"actor_rollout_ref.actor.{engine}.router_replay.mode"
-        values[key] = settings.get(key, NO_REPLAY), NO_REPLAY
-    reason = "the seamless trainer replays no routing of a mixture's experts"
-    return [
-        Problem(key, value, reason, f"Set {key}={off}, or use one of verl's own trainer modes")
-        for key, (value, off) in values.items()
-        if value != off
-    ]
+    """Replay of a mixture's routes: R3 replays those that engines chose and return, R2 those of a computation before.
+
+    verl finds out when it trains: it has no routes, or those of the other way.
+    """
+    veomni, key = (f"actor_rollout_ref.actor.{engine}.router_replay.mode" for engine in ("veomni", "megatron"))
+    if (mode := settings.get(veomni, NO_REPLAY)) != NO_REPLAY:
+        reason = "the seamless trainer replays routes with Megatron's engine alone"
+        return [Problem(veomni, mode, reason, f"Set {veomni}={NO_REPLAY}, or use one of verl's own trainer modes")]
+    mode, given = settings.get(key, NO_REPLAY), settings.flag(ROUTES)
+    if given and not uses_megatron(settings):
+        reason = "has routes of the engines in every row, which Megatron's engine alone replays"
+        return [Problem(ROUTES, True, reason, f"Set {ROUTES}=False")]
+    if mode == "R3" and not given:
+        return [Problem(key, mode, "replays what the engines chose, which they do not return", f"Set {ROUTES}=True")]
+    if given and mode != "R3":
+        reason = f"has routes of the engines in every row, which {key}={mode} does not replay"
+        return [Problem(ROUTES, True, reason, f"Set {key}=R3, or {ROUTES}=False")]
+    if mode == "R2" and settings.flag(BYPASS):
+        reason = f"replays the routes of the old logprobs' computation, which {BYPASS}=True leaves out"
+        return [Problem(key, mode, reason, f"Set {key}=R3 with {ROUTES}=True, or {BYPASS}=False")]
+    return []
 
 
 def _released(settings: Settings) -> list[Problem]:
@@ -191,18 +225,12 @@ def _released(settings: Settings) -> list[Problem]:
 
 
 def _sampler(settings: Settings) -> list[Problem]:
-    """verl's options of the replay buffer, which `seamless.max_staleness` replaces in our mode."""
-    sampler = "trainer.v1.sampler"
-    found: list[Problem] = []
-    if (path := settings.get(f"{sampler}.custom_sampler.path")) is not None:
-        reason = "the seamless trainer samples under its own staleness bound"
-        way_out = f"Remove it, or set {MODE_KEY}=separate_async"
-        found.append(Problem(f"{sampler}.custom_sampler.path", path, reason, way_out))
-    for key, default in VERL_SAMPLER.items():
-        if (value := settings.get(f"{sampler}.{key}", default)) != default:
-            way_out = "Set seamless.max_staleness instead"
-            found.append(Problem(f"{sampler}.{key}", value, NOT_READ, way_out, warning=True))
-    return found
+    """verl's replay buffer of a user's own, which `seamless.max_staleness` replaces in our mode."""
+    key = "trainer.v1.sampler.custom_sampler.path"
+    if (path := settings.get(key)) is None:
+        return []
+    reason = "the seamless trainer samples under its own staleness bound"
+    return [Problem(key, path, reason, f"Remove it, or set {MODE_KEY}=separate_async")]
 
 
 def _other_modes(settings: Settings) -> list[Problem]:

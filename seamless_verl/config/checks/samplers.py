@@ -1,15 +1,13 @@
-"""Checks of `seamless.sampler`: options that its sampler does not read, budgets, estimators and reward models."""
+"""Checks of `seamless.sampler`: options that its sampler does not read, budgets and estimators."""
 
 from __future__ import annotations
 
-from seamless_verl.algorithms.samplers import BaseSampler, sampler_named
-from seamless_verl.config.checks.estimators import MEDIAN, SESSIONS
-from seamless_verl.config.planning import replica_sizes
+from seamless_verl.algorithms.samplers import Sampler, sampler_named
+from seamless_verl.config.checks.corrections import MEDIAN, SESSIONS
 from seamless_verl.config.roles import (
-    by_tags,
     has_hybrid_rollout,
-    has_reward_model,
     has_standalone_rollout,
+    replica_sizes,
 )
 from seamless_verl.config.settings import Problem, Settings, check
 from seamless_verl.config.verl_keys import ESTIMATOR
@@ -20,8 +18,6 @@ DIVIDING = ("grpo", "grpo_vectorized", "grpo_passk", "gdpo", "grpo_novelty")
 """Estimators that read `BY_STD`; the other ones do not divide by the deviation."""
 OVERLONG = "reward.reward_kwargs.overlong_buffer_cfg"
 """Of verl's DAPO reward manager."""
-REWARD = "reward.reward_model"
-POOL = f"{REWARD}.enable_resource_pool"
 SEATS = "actor_rollout_ref.rollout.max_num_seqs"
 SMALLEST = 2
 """Samples of a group in which samples can be compared."""
@@ -37,7 +33,6 @@ def check_sampler(settings: Settings) -> list[Problem]:
         return _unread(settings, (), "without a sampler")
     kind = sampler_named(chosen.name)
     problems = [*_unread(settings, (*kind.OPTIONS, "success"), f"by {chosen.name}"), *_outcomes(settings)]
-    problems += _scored_late(settings, chosen.name)
     if kind.VARIES:
         problems += [*_budgets(settings, kind), *_seats(settings, kind), *_sizes(settings)]
     if kind.REOPENS and settings.get(ESTIMATOR) in DIVIDING and settings.flag(BY_STD, True):
@@ -65,29 +60,7 @@ def _outcomes(settings: Settings) -> list[Problem]:
     return [Problem(f"{SAMPLER}.success", None, reason, way_out)]
 
 
-def _scored_late(settings: Settings, name: str) -> list[Problem]:
-    """A reward model on the trainer's devices, which scores samples after the buffer has given them out.
-
-    Agent loops have no rewards then (verl's `RewardLoopManager.reward_loop_worker_handles` and `_compute_score`).
-    """
-    if not has_reward_model(settings) or has_reward_pool(settings):
-        return []
-    reason = (
-        f"lets {REWARD}.enable=True score samples when a step has taken them, and {name} needs their rewards before"
-    )
-    way_out = f"Set {POOL}=True with {REWARD}.nnodes and {REWARD}.n_gpus_per_node"
-    if by_tags(settings):
-        way_out = "Give the tag reward to machines that do not train"
-    return [Problem(POOL, False, reason, f"{way_out}, or {SAMPLER}.name=null")]
-
-
-def has_reward_pool(settings: Settings) -> bool:
-    """Whether the reward model has devices of its own; verl takes the older key, too."""
-    older = settings.get(POOL.removeprefix("reward."))
-    return settings.flag(POOL) if older is None else bool(older)
-
-
-def _budgets(settings: Settings, kind: type[BaseSampler]) -> list[Problem]:
+def _budgets(settings: Settings, kind: type[Sampler]) -> list[Problem]:
     """From two samples on there is something to compare, and a sampler that gives more has room for them."""
     samples = settings.integer(SESSIONS)
     most = getattr(sampler_of(settings, kind), "most", samples)
@@ -100,7 +73,7 @@ def _budgets(settings: Settings, kind: type[BaseSampler]) -> list[Problem]:
     return []
 
 
-def _seats(settings: Settings, kind: type[BaseSampler]) -> list[Problem]:
+def _seats(settings: Settings, kind: type[Sampler]) -> list[Problem]:
     """The samples of one group can run at once, so that none of it waits for others of it."""
     most, seats = getattr(sampler_of(settings, kind), "most", 0), seats_of(settings)
     if seats is None or most <= seats:
@@ -122,7 +95,7 @@ def _sizes(settings: Settings) -> list[Problem]:
     return problems
 
 
-def sampler_of(settings: Settings, kind: type[BaseSampler]) -> BaseSampler:
+def sampler_of(settings: Settings, kind: type[Sampler]) -> Sampler:
     given = settings.seamless.sampler.options
     return kind(**{name: given[name] for name in kind.OPTIONS if given.get(name) is not None})
 

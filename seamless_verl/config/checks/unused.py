@@ -1,12 +1,17 @@
-"""A check of settings that were changed and that nothing reads, in this mode and with these other settings."""
+"""Checks of settings that were changed and that nothing reads, in this mode and with these other settings.
+
+UNREAD are verl's: what its V1 trainers have lost, and what our trainer replaces. A contract test has the files of verl
+that read them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import fields, is_dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import fields, is_dataclass
 from enum import Enum
 from operator import attrgetter
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from seamless_verl.algorithms import OF_TURNS
 from seamless_verl.config.planning import HANDOVER, choose_handover
@@ -28,6 +33,70 @@ OF_THE_GATEWAY = (
     "tokens.grammar",
 )
 """Read only where the gateway runs. `shards` and `max_failed_groups` concern all calls and all agent loops."""
+
+
+class Unread(NamedTuple):
+    """A key of verl's; `quiet` are its values that ask for nothing, of which the first is the default."""
+
+    key: str
+    quiet: tuple[object, ...]
+    reason: str
+    way_out: str
+    by_ours: bool = False  # only our trainer does not read it
+
+
+BY_V1, BY_OURS = "is not read by verl's V1 trainers", "is not read by the seamless trainer"
+SAMPLED = "trainer.v1.sampler.max_off_policy"
+TRUNCATED = "is not read by verl 0.9.1, which cuts off the beginning of a prompt that is too long"
+REUSED = "Leave it out; skip.rollout_tq.enable=True reads the generations of an earlier run"
+UNREAD = (
+    Unread(
+        "data.truncation",
+        ("error", "left", None),  # verl's default, and what it always does (agent_loop.py `_cap_text_prompt_length`)
+        TRUNCATED,
+        "Leave it out; data.filter_overlong_prompts=True leaves such prompts out",
+    ),
+    Unread("data.sampler", (None,), BY_V1, "Leave it out; data.shuffle=False keeps the order of the file"),
+    Unread("trainer.balance_batch", (True, None), f"{BY_V1}, which always balance a batch", "Leave it out"),
+    Unread("trainer.esi_redundant_time", (0, None), BY_V1, "Leave it out; trainer.save_freq saves often enough"),
+    Unread("skip.rollout.enable", (False, None), BY_OURS, REUSED, by_ours=True),
+    Unread("skip.async_rollout.enable", (False, None), BY_OURS, REUSED, by_ours=True),
+    Unread(
+        "actor_rollout_ref.rollout.router_config_path",
+        (None,),
+        f"{BY_OURS}, which routes calls by its own rules",
+        "Leave it out (docs/architecture.md)",
+        by_ours=True,
+    ),
+    Unread(f"{SAMPLED}_threshold", (8, None), BY_OURS, "Set seamless.max_staleness instead", by_ours=True),
+    Unread(f"{SAMPLED}_strategy", ("drop", None), BY_OURS, "Set seamless.max_staleness instead", by_ours=True),
+)
+
+
+@check
+def check_unread(settings: Settings) -> list[Problem]:
+    """A warning for each setting of verl's that was changed and that its V1 trainers, or ours, do not read."""
+    if not settings.flag("trainer.use_v1", True):
+        return []
+    given = [(one, settings.get(one.key)) for one in UNREAD if settings.mode == "seamless" or not one.by_ours]
+    found = [
+        Problem(one.key, plain_tree(value), one.reason, one.way_out, warning=True)
+        for one, value in given
+        if value not in one.quiet
+    ]
+    return [*found, *_of_the_data_set(settings)]
+
+
+def _of_the_data_set(settings: Settings) -> list[Problem]:
+    """A data set of the user's that is to be told of each batch, as verl's V0 trainer does."""
+    key = "data.custom_cls.path"
+    path = settings.get(key)
+    if not isinstance(path, str) or not (file := Path(path)).is_file():
+        return []
+    if b"def on_batch_end(" not in file.read_bytes():
+        return []
+    reason = "its on_batch_end is not called by verl's V1 trainers"
+    return [Problem(key, path, reason, "Leave it out, or choose prompts by seamless.sampler.name", warning=True)]
 
 
 @check
@@ -71,7 +140,7 @@ def _of_other_layouts(settings: Settings) -> list[Problem]:
         f"has no effect with {HANDOVER}={handover} in the colocated layout, where all replicas load together, "
         "and have no calls then"
     )
-    return [replace(problem, reason=reason) for problem in found]
+    return [problem.changed(reason=reason) for problem in found]
 
 
 def _cutting_handover(settings: Settings) -> str | None:
@@ -112,6 +181,10 @@ def names_of(node: Any, prefix: str = "") -> Iterator[str]:
             yield from names_of(value, f"{name}.")
         else:
             yield name
+
+
+def plain_tree(value: object) -> object:
+    return dict(value) if isinstance(value, Mapping) else value
 
 
 def plain(value: object) -> object:

@@ -1,1 +1,1 @@
-"""Megatron-core and mbridge on host tensors over gloo, with tensor, pipeline and data parallelism."""
+"""Megatron-core and its bridges on host tensors over gloo, with tensor, pipeline and data parallelism."""

@@ -1,4 +1,4 @@
-"""Adapts Megatron-core, mbridge and, for them, torch to the host: every change that the CPU platform makes to them.
+"""Adapts Megatron-core, its bridges and, for them, torch to the host: every change that the CPU platform makes to them.
 
 `adapt_megatron` is called in a training process before a model is built. It may be called again, since Megatron imports
 some of its modules lazily.
@@ -23,9 +23,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from seamless_verl.platform.adaptation import TENSOR_TYPES, use_host_types
+from seamless_verl.platform.adaptation import (
+    BRIDGE_SCATTER,
+    TENSOR_TYPES,
+    TOKEN_COUNTS,
+    UNEVEN_PARTS,
+    use_host_types,
+)
 from seamless_verl.platform.host_device import HOST_DEVICE
-from seamless_verl.platform.megatron.engines import use_torch_layers
+from seamless_verl.platform.megatron.bridge import BRIDGE
 
 HOST = torch.device("cpu")
 FACTORIES = ("tensor", "empty", "zeros", "ones", "full", "arange", "rand", "randn", "as_tensor", "device")
@@ -56,8 +62,17 @@ class EveryGenerator(dict[Any, torch.Generator]):
         return torch.default_generator
 
 
+class HostStream(torch.cpu.Stream):
+    """torch's stream of the host, whose events are torch's own; there `record_event` returns none."""
+
+    def record_event(self) -> torch.cpu.Event:  # type: ignore[override]
+        return torch.cpu.Event()
+
+
 class HostCuda(ModuleType):
     """What Megatron finds under `torch.cuda`."""
+
+    Stream = HostStream  # of a mixture's token dispatcher, which waits for its events
 
     default_generators = EveryGenerator()
     random = HOST_DEVICE  # get_rng_state and set_rng_state, of any "device"
@@ -111,19 +126,89 @@ def call_now(callback: Callable[[], Any], **_: Any) -> None:
 
 
 def adapt_megatron() -> None:
-    """Let Megatron-core and mbridge, as imported in this process, run on the host.
+    """Let Megatron-core and its bridges, as imported in this process, run on the host.
 
     Raises:
         HostMovedError: Megatron has moved what an adaptation touches.
     """
+    from seamless_verl.platform.megatron.layers import use_torch_layers  # which imports Megatron
+
     use_torch_layers()
     for adaptation in TENSOR_TYPES:
         use_host_types(adaptation.find(), adaptation)
+    count_tokens_on_host()
+    exchange_uneven_parts()
     set_random_states_immediately()
     keep_modules_on_host()
     if importlib.util.find_spec("mbridge"):
         importlib.import_module("mbridge")  # verl imports it only while it builds the model
+    if BRIDGE in sys.modules:
+        scatter_copies()
     give_host_torch(megatron_modules())
+
+
+def scatter_copies() -> None:
+    """Have Megatron-Bridge scatter contiguous copies of a weight's parts, once in this process."""
+    scatter: Any = BRIDGE_SCATTER.verify()
+    if hasattr(scatter, "__wrapped__"):
+        return
+
+    @wraps(scatter)
+    def scatter_contiguous(self: Any, splits: Any, *args: Any, **kwargs: Any) -> Any:
+        return scatter(self, splits and [part.contiguous() for part in splits], *args, **kwargs)
+
+    sys.modules[scatter.__module__].MegatronParamMapping.scatter_to_tp_ranks = scatter_contiguous  # type: ignore[attr-defined]
+
+
+def count_tokens_on_host() -> None:
+    """Give a mixture's dispatcher the numbers of tokens that it sends to each rank as it gets them from a device."""
+    import megatron.core.transformer.moe.token_dispatcher as dispatcher
+
+    if TOKEN_COUNTS.find() is not token_counts:
+        TOKEN_COUNTS.verify()
+    dispatcher.maybe_move_tensor_to_cpu = token_counts
+
+
+def token_counts(tensor: Any, as_numpy: bool = False, record_stream: bool = False) -> Any:
+    """The tensor, or as a numpy array. What is no tensor stays what it is."""
+    return tensor.numpy() if as_numpy and torch.is_tensor(tensor) else tensor
+
+
+def exchange_uneven_parts() -> None:
+    """Let ranks over gloo gather and scatter parts of different lengths, as the experts that they share need it."""
+    import megatron.core.tensor_parallel.mappings as mappings
+
+    if hasattr(mappings._gather_along_first_dim, "__wrapped__"):
+        return
+    gather, scatter = (one.verify() for one in UNEVEN_PARTS)
+    mappings._gather_along_first_dim = by_length(gather, gather_uneven)
+    mappings._reduce_scatter_along_first_dim = by_length(scatter, reduce_scatter_uneven)
+
+
+def by_length(even: Any, uneven: Callable[[Tensor, Any, list[int]], Tensor]) -> Callable[..., Tensor]:
+    """Megatron's exchange of equal parts; `uneven` where their lengths are given."""
+
+    @wraps(even)
+    def share(rows: Tensor, group: Any, lengths: list[int] | None = None, use_global_buffer: bool = False) -> Tensor:
+        return even(rows, group, None, use_global_buffer) if lengths is None else uneven(rows, group, lengths)  # type: ignore[no-any-return]
+
+    return share
+
+
+def gather_uneven(rows: Tensor, group: Any, lengths: list[int]) -> Tensor:
+    """[n, ...] of each rank, with the n of all, to [sum of n, ...]."""
+    parts = [rows.new_empty(max(lengths), *rows.shape[1:]) for _ in lengths]
+    padded = torch.zeros_like(parts[0])
+    padded[: len(rows)] = rows
+    torch.distributed.all_gather(parts, padded, group=group)
+    return torch.cat([one[:length] for one, length in zip(parts, lengths, strict=True)])
+
+
+def reduce_scatter_uneven(whole: Tensor, group: Any, lengths: list[int]) -> Tensor:
+    """[sum of n, ...] of each rank, to this rank's [n, ...] of their sum."""
+    total = whole.clone()
+    torch.distributed.all_reduce(total, group=group)
+    return total.split(lengths)[group.rank()].contiguous()
 
 
 def set_random_states_immediately() -> None:

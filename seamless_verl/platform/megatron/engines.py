@@ -2,32 +2,15 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 import torch
 from verl.workers.engine.megatron.transformer_impl import MegatronEngineWithLMHead, MegatronEngineWithValueHead
 
-from seamless_verl.platform.adaptation import SPEC_PROVIDER
-
-
-def use_torch_layers() -> None:
-    """Give Megatron, in this process, the layers of `layers.py` where it asks for Transformer Engine's.
-
-    mbridge asks for them, and Transformer Engine must be compiled for the machine. Called before a model is built; may
-    be called again.
-
-    Raises:
-        HostMovedError: Megatron has moved the function that names the provider.
-    """
-    from seamless_verl.platform.megatron.layers import TorchNorm, TorchSpecProvider
-
-    # torch prefers cuDNN's attention on recent cards, which makes a plan for every new length, and here almost every
-    # sequence is one. Flash attention has none.
-    torch.backends.cuda.enable_cudnn_sdp(False)
-
-    specs = sys.modules[SPEC_PROVIDER.verify().__module__]
-    specs.TESpecProvider, specs.TENorm, specs.HAVE_TE = TorchSpecProvider, TorchNorm, True  # type: ignore[attr-defined]
+from seamless_verl.platform.megatron.adapters import complete_adapters
+from seamless_verl.platform.megatron.bridge import import_bridge
+from seamless_verl.platform.megatron.layers import TELayerNormColumnParallelLinear, use_torch_layers
+from seamless_verl.platform.megatron.shared_prefixes import SharesPrefixes
 
 
 class TorchEngineMixin:
@@ -37,9 +20,26 @@ class TorchEngineMixin:
         use_torch_layers()
         super().__init__(*args, **kwargs)
 
-    def initialize(self) -> Any:
+    def prepare(self) -> None:
+        """Called before a model is built."""
         use_torch_layers()
+        if not self.engine_config.vanilla_mbridge:  # type: ignore[attr-defined]
+            adapters = self.model_config.lora.get("rank", 0) > 0  # type: ignore[attr-defined]
+            import_bridge(adapters=adapters)
+            if adapters:
+                complete_adapters()
+
+    def initialize(self) -> Any:
+        self.prepare()
         return super().initialize()  # type: ignore[misc]
+
+    def _build_megatron_module(self) -> Any:
+        chunks = super()._build_megatron_module()  # type: ignore[misc]
+        for module in (module for chunk in chunks for module in chunk.modules()):
+            wrapped = getattr(module, "to_wrap", None)
+            if isinstance(wrapped, TELayerNormColumnParallelLinear):  # by an adapter
+                wrapped.return_layernorm_output = True
+        return chunks
 
     def load_checkpoint(self, *args: Any, **kwargs: Any) -> Any:
         initialize_adam_state(self.optimizer)  # type: ignore[attr-defined]
@@ -48,7 +48,7 @@ class TorchEngineMixin:
         return result
 
 
-class TorchMegatronEngine(TorchEngineMixin, MegatronEngineWithLMHead):
+class TorchMegatronEngine(SharesPrefixes, TorchEngineMixin, MegatronEngineWithLMHead):
     """Megatron's language model engine without Transformer Engine."""
 
 

@@ -23,9 +23,9 @@ class HostEngineMixin:
         pin_to_device()
         super().__init__(*args, **kwargs)
 
-    def initialize(self) -> Any:
+    def prepare(self) -> None:
+        super().prepare()  # type: ignore[misc]
         adapt_megatron()
-        return super().initialize()  # type: ignore[misc]
 
 
 class HostMegatronEngine(HostEngineMixin, TorchMegatronEngine):

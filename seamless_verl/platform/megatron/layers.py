@@ -14,6 +14,7 @@ Only the choice of fp32 is specific to the host, and the kernel for packs to a c
 from __future__ import annotations
 
 import math
+import sys
 from functools import cache
 from typing import Any
 
@@ -23,6 +24,10 @@ from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParall
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 from torch.torch_version import TorchVersion
+
+from seamless_verl.platform.adaptation import FINAL_NORM, ROUTER_PRODUCT, SPEC_PROVIDER
+from seamless_verl.shared_prefixes.forward import ForestParams
+from seamless_verl.shared_prefixes.layout import Forest
 
 SHORT = 64  # tokens of a sequence that shares a call
 HALVES = (torch.bfloat16, torch.float16)
@@ -45,6 +50,8 @@ class SDPAttention(nn.Module):
         self, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, *_: Any,
         packed_seq_params: Any = None, **__: Any,
     ) -> Tensor:  # fmt: skip
+        if isinstance(packed_seq_params, ForestParams) and packed_seq_params.forest is not None:
+            return self.attend_forest(query, key, value, packed_seq_params.forest)
         if packed_seq_params is not None:
             lengths = sequence_lengths(packed_seq_params)
             if sum(lengths) != len(query):  # a kernel would read beyond the tensors
@@ -88,6 +95,23 @@ class SDPAttention(nn.Module):
             for i, row in zip(members, rows, strict=True):
                 out[i] = row[: lengths[i]]
         return torch.cat([part for part in out if part is not None]).flatten(1)
+
+    def attend_forest(self, query: Tensor, key: Tensor, value: Tensor, forest: Forest) -> Tensor:
+        """Each segment attends to those that it continues, and to itself causally: a call for each, no mask over all.
+
+        torch's causal attention aligns the first query with the first key. Where there are more keys, the last ones
+        align, and a mask of the segment's queries by its keys says so.
+        """
+        queries, keys, values = (x.split(forest.lengths) for x in (query, key, value))
+        out = []
+        for own, ancestors in enumerate(forest.ancestors):
+            seen = [*ancestors, own]
+            rows = [queries[own], torch.cat([keys[i] for i in seen]), torch.cat([values[i] for i in seen])]
+            q, k, v = (x.transpose(0, 1)[None] for x in rows)
+            behind = k.shape[2] - q.shape[2]
+            mask = q.new_ones(q.shape[2], k.shape[2], dtype=torch.bool).tril(behind) if behind else None
+            out.append(self.attend(q, k, v, mask)[0].transpose(0, 1))
+        return torch.cat(out).flatten(1)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         """[b, heads, s, d] attention in which a group of heads shares each key and value head."""
@@ -165,7 +189,13 @@ def normalize(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Ten
 
 
 class TELayerNormColumnParallelLinear(ColumnParallelLinear):
-    """Norm, then column-parallel linear: [s, b, h] to [s, b, out / tp]."""
+    """Norm, then column-parallel linear: [s, b, h] to [s, b, out / tp].
+
+    With `return_layernorm_output`, as in Transformer Engine, the norm's output comes beside the linear's: an adapter's
+    input, where the adapter is beside the linear alone.
+    """
+
+    return_layernorm_output = False
 
     def __init__(self, input_size: int, output_size: int, *, config: Any, **kwargs: Any) -> None:
         super().__init__(input_size, output_size, config=config, **kwargs)
@@ -175,9 +205,11 @@ class TELayerNormColumnParallelLinear(ColumnParallelLinear):
         rms = config.normalization == "RMSNorm"
         self.layer_norm_bias = None if rms else norm_parameter(config, input_size, 0.0)
 
-    def forward(self, input_: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
+    def forward(self, input_: Tensor, *args: Any, **kwargs: Any) -> tuple[Any, Tensor | None]:
         weight = self.layer_norm_weight + self.offset if self.offset else self.layer_norm_weight
-        return super().forward(normalize(input_, weight, self.layer_norm_bias, self.eps), *args, **kwargs)
+        normed = normalize(input_, weight, self.layer_norm_bias, self.eps)
+        output, bias = super().forward(normed, *args, **kwargs)
+        return ((output, normed) if self.return_layernorm_output else output), bias
 
 
 class TorchSpecProvider:
@@ -206,9 +238,34 @@ class TorchSpecProvider:
 
     def grouped_mlp_modules(self, moe_use_grouped_gemm: bool, moe_use_legacy_grouped_gemm: bool) -> Any:
         from megatron.core.transformer.mlp import MLPSubmodules
-        from megatron.core.transformer.moe.experts import SequentialMLP
+        from megatron.core.transformer.moe.experts import TEGroupedMLP
 
-        return SequentialMLP, MLPSubmodules(linear_fc1=ColumnParallelLinear, linear_fc2=RowParallelLinear)
+        from seamless_verl.platform.megatron.experts import TEColumnParallelGroupedLinear, TERowParallelGroupedLinear
+
+        return TEGroupedMLP, MLPSubmodules(
+            linear_fc1=TEColumnParallelGroupedLinear, linear_fc2=TERowParallelGroupedLinear
+        )
 
     def activation_func(self) -> type | None:
         return None
+
+
+def use_torch_layers() -> None:
+    """Give Megatron, in this process, these layers where it asks for Transformer Engine's.
+
+    Both bridges ask for them, and Transformer Engine must be compiled for the machine. Called before a model is built;
+    may be called again.
+
+    Raises:
+        HostMovedError: Megatron has moved the function that names the provider.
+    """
+    # torch prefers cuDNN's attention on recent cards, which makes a plan for every new length, and here almost every
+    # sequence is one. Flash attention has none.
+    torch.backends.cuda.enable_cudnn_sdp(False)
+
+    specs = sys.modules[SPEC_PROVIDER.verify().__module__]
+    specs.TESpecProvider, specs.TENorm, specs.HAVE_TE = TorchSpecProvider, TorchNorm, True  # type: ignore[attr-defined]
+    FINAL_NORM.find()
+    sys.modules[FINAL_NORM.symbol.partition(":")[0]].LayerNormImpl = TorchNorm  # type: ignore[attr-defined]
+    moe = sys.modules[ROUTER_PRODUCT.verify().__module__]
+    vars(moe).setdefault("te_general_gemm", None)  # then it multiplies with torch

@@ -25,6 +25,7 @@ from vllm.v1.worker.cpu_worker import CPUWorker
 
 from seamless_verl.platform.cores import core_of_rank, device_cores, pin_process, real_time_priority
 from seamless_verl.platform.process_group import share_gloo_devices
+from seamless_verl.platform.vllm.routes import report_routes
 from seamless_verl.platform.vllm.weights import free_packed_weights
 
 SHARED_MEMORY = "/dev/shm"
@@ -50,6 +51,10 @@ class HostModelRunner(CPUModelRunner):  # type: ignore[misc]
             return super()._bookkeeping_sync(*args, **kwargs)
         finally:
             self.input_batch.generators.update(hidden)
+
+    def init_routed_experts_capturer(self) -> None:
+        report_routes()
+        super().init_routed_experts_capturer()
 
     def _discarded_generators(self) -> dict[int, torch.Generator]:
         """Generators of the requests whose sampled token will not be kept, by their place in the batch."""

@@ -1,17 +1,12 @@
 """Records what a process does on its devices, as spans of monotonic time, and reports it to the ledger.
 
-`Activity` is the recorder, `ActivityReport` what it hands over, `DeviceUse` the kinds of use, `ClockOffset` the
-difference between two hosts' clocks.
-
 Invariants:
 - A (device, kind) is active while its count is above zero.
-- Reports of a source do not overlap and leave no gap: a span that is active when a report is taken is cut there
-  and continues in the next report.
+- Reports of a source do not overlap and leave no gap: a span that is active when a report is taken is cut there.
 
-Source of the clocks' offset: Cristian, "Probabilistic clock synchronization" (1989). The other clock was read at
-some moment between sending and receiving. With the middle of the two, the error is at most half the round trip, so
-that the quickest of several trips bounds it best. Afterwards two quartz clocks drift apart by at most `DRIFT`
-seconds a second.
+Source of the clocks' offset: Cristian, "Probabilistic clock synchronization" (1989). The other clock was read at some
+moment between sending and receiving. With the middle of the two, the error is at most half the round trip, so that the
+quickest of several trips bounds it best. Afterwards the clocks drift apart by at most `DRIFT` seconds a second.
 """
 
 from __future__ import annotations
@@ -39,16 +34,11 @@ class ClockOffset:
     @classmethod
     def of_round_trip(cls, sent: float, remote: float, received: float) -> ClockOffset:
         """`sent` and `received` are by our clock, `remote` is what the remote clock read in between."""
-        if received < sent:
-            raise ValueError(f"received={received!r} lies before sent={sent!r}: give both by the same monotonic clock")
+        assert sent <= received, "both are of one monotonic clock"
         return cls(remote - (sent + received) / 2, (received - sent) / 2, received)
 
-    def to_local(self, remote: float) -> float:
-        """A time of the remote clock, by ours."""
-        return remote - self.offset
-
     def error_at(self, now: float) -> float:
-        """The bound on the error at `now`, in seconds: it grows while the clocks drift."""
+        """The bound on the error at `now`, in seconds."""
         return self.error + abs(now - self.at) * DRIFT
 
     def better(self, other: ClockOffset, now: float) -> ClockOffset:
@@ -79,9 +69,8 @@ class DeviceUse(StrEnum):
     """none of these"""
 
 
-BUSY: tuple[DeviceUse, ...] = tuple(
-    kind for kind in DeviceUse if kind is not DeviceUse.IDLE
-)  # what sources report; idle is what remains
+BUSY: tuple[DeviceUse, ...] = tuple(kind for kind in DeviceUse if kind is not DeviceUse.IDLE)
+"""What sources report; idle is what remains."""
 RANK = {kind: rank for rank, kind in enumerate(DeviceUse)}
 
 
@@ -109,29 +98,27 @@ class ActivityReport:
 
     def on(self, clock: ClockOffset = SAME_CLOCK) -> ActivityReport:
         """The same report by the ledger's clock; `clock` is the source's against it."""
-        local = clock.to_local
-        spans = tuple(span._replace(start=local(span.start), end=local(span.end)) for span in self.spans)
-        return ActivityReport(self.source, local(self.until), spans, self.dropped)
+        ahead = clock.offset
+        spans = tuple(span._replace(start=span.start - ahead, end=span.end - ahead) for span in self.spans)
+        return ActivityReport(self.source, self.until - ahead, spans, self.dropped)
 
 
 Key = tuple[str, DeviceUse]
 
 
 class Activity:
-    """Records what one source does; any thread may record, and any may take the report.
+    """Records what one source does, on all its devices or on some; any thread may record, and any may take the report.
 
-    Methods apply to all of the source's devices unless `devices` names some. `limit` bounds the finished spans
-    kept between two reports: beyond it the older half is dropped, and its seconds are reported as dropped.
+    `limit` bounds the finished spans kept between two reports: beyond it the older half is dropped, and its seconds are
+    reported as dropped.
     """
 
     def __init__(
         self, source: str, devices: Sequence[str], *, limit: int = 100_000, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        if not devices or limit < 2:
-            raise ValueError(f"source {source!r}: devices={devices!r}, limit={limit!r}: give a device, a limit above 1")
+        assert devices, source
         self.source, self.devices = source, tuple(dict.fromkeys(devices))
         self._limit, self._clock, self._lock = limit, clock, threading.Lock()
-        self._all = {kind: [(device, kind) for device in self.devices] for kind in BUSY}
         self._counts: Counter[Key] = Counter()
         self._since: dict[Key, float] = {}
         self._finished: list[UseSpan] = []
@@ -140,20 +127,18 @@ class Activity:
     @contextmanager
     def doing(self, kind: DeviceUse | str, devices: Iterable[str] | None = None) -> Iterator[None]:
         """Records this kind for the block; blocks may nest and run in several threads."""
-        keys = self._keys(kind, devices)
-        self._add(keys, 1)
+        self.begin(kind, devices)
         try:
             yield
         finally:
-            self._add(keys, -1)
+            self.end(kind, devices)
 
     def begin(self, kind: DeviceUse | str, devices: Iterable[str] | None = None) -> None:
         """Counts one more, such as a running request; the kind is active while the count is above zero."""
-        self._add(self._keys(kind, devices), 1)
+        self._add(DeviceUse(kind), devices, 1)
 
     def end(self, kind: DeviceUse | str, devices: Iterable[str] | None = None) -> None:
-        """Counts one fewer; raises ValueError when there was none."""
-        self._add(self._keys(kind, devices), -1)
+        self._add(DeviceUse(kind), devices, -1)
 
     def take(self) -> ActivityReport:
         """The report of what was done since the last one; it can be pickled."""
@@ -165,36 +150,20 @@ class Activity:
             self._finished, self._dropped = [], {}
         return ActivityReport(self.source, now, spans, dropped)
 
-    def _keys(self, kind: DeviceUse | str, devices: Iterable[str] | None) -> list[Key]:
-        keys = self._all.get(DeviceUse(kind))
-        if keys is None:
-            valid = [*map(str, BUSY)]
-            raise ValueError(f"source {self.source!r}: kind={kind!r} is what remains; report one of {valid}")
-        if devices is None:
-            return keys
-        chosen = tuple(dict.fromkeys(devices))
-        if not set(chosen) <= set(self.devices):
-            raise ValueError(f"source {self.source!r}: devices={chosen!r} are not all among its own: {self.devices!r}")
-        return [(device, DeviceUse(kind)) for device in chosen]
-
-    def _add(self, keys: list[Key], step: int) -> None:
+    def _add(self, kind: DeviceUse, devices: Iterable[str] | None, step: int) -> None:
+        """Begins or ends a span where the state changes; clock readings are in order, since the lock is held."""
+        chosen = self.devices if devices is None else tuple(dict.fromkeys(devices))
+        assert kind in BUSY and set(chosen) <= set(self.devices), (self.source, kind, chosen)
         with self._lock:
-            for device, kind in keys:
-                if self._counts[device, kind] + step < 0:
-                    raise ValueError(f"source {self.source!r}: {kind} of {device!r} ends, but it had not begun")
-            for key in keys:
+            assert all(self._counts[device, kind] + step >= 0 for device in chosen), f"{kind} ends, but had not begun"
+            now = self._clock()
+            for device in chosen:
+                key = device, kind
                 self._counts[key] += step
-            self._update_spans(keys)
-
-    def _update_spans(self, keys: list[Key]) -> None:
-        """Begins or ends a span where the state changed; the lock is held, so that clock readings are in order."""
-        now = self._clock()
-        for key in keys:
-            active = self._counts[key] > 0
-            if active and key not in self._since:
-                self._since[key] = now
-            elif not active and key in self._since:
-                self._finish(UseSpan(*key, self._since.pop(key), now))
+                if self._counts[key] > 0:
+                    self._since.setdefault(key, now)
+                else:
+                    self._finish(UseSpan(*key, self._since.pop(key), now))
 
     def _finish(self, span: UseSpan) -> None:
         self._finished.append(span)

@@ -16,8 +16,8 @@ from typing import NamedTuple
 
 from seamless_verl.errors import IntegrityError
 from seamless_verl.resources.ledger.activity import BUSY, RANK, DeviceUse, UseSpan
-from seamless_verl.resources.ledger.report import TOLERANCE, check_closed, milliseconds
 
+TOLERANCE = 0.01  # of the wall time
 Interval = tuple[float, float]
 
 
@@ -164,16 +164,10 @@ class DeviceLedger:
 
         return self._recount(min([*reported_at, *(span.start for span in spans)], default=self.closed), enter)
 
-    def source_lost(self, source: str, at: float | None) -> list[Change]:
-        """Ends the source's open spans at `at`, but not before its last report; None ends them at that report."""
-        reported_at = {kind: time for (owner, kind), time in self._open.items() if owner == source}
-
-        def end() -> None:
-            self._forget_open(source)
-            for kind, last in reported_at.items():
-                self._enter(kind, last, last if at is None else max(last, at))
-
-        return self._recount(min(reported_at.values(), default=self.closed), end)
+    def source_lost(self, source: str) -> list[Change]:
+        """Ends the source's open spans at its last report."""
+        reported_at = [at for (owner, _), at in self._open.items() if owner == source]
+        return self._recount(min(reported_at, default=self.closed), lambda: self._forget_open(source))
 
     def close(self, until: float) -> list[Slice]:
         """Counts up to `until`."""
@@ -209,7 +203,7 @@ class DeviceLedger:
         for kind in BUSY:
             reported = self._reported_seconds[kind] + self._assumed_seconds(kind)
             hidden = sum(seconds for (_, under), seconds in self.hidden.items() if under is kind)
-            found = self.seconds[kind] + hidden + self._unclosed_seconds(kind)
+            found = self.seconds[kind] + hidden + self._reported[kind].seconds(self.closed, float("inf"))
             if abs(reported - found) > allowed:
                 law = f"{name}: reported as {kind} against counted, hidden and not closed yet, in ms"
                 raise IntegrityError(law, milliseconds(reported), milliseconds(found))
@@ -259,5 +253,14 @@ class DeviceLedger:
         both = sum(end - start for start, end in self._intervals(kind, self.kept_from, self.closed))
         return both - self._reported[kind].seconds(self.kept_from, self.closed)
 
-    def _unclosed_seconds(self, kind: DeviceUse) -> float:
-        return self._reported[kind].seconds(self.closed, float("inf"))
+
+def check_closed(what: str, expected: float, seconds: Mapping[DeviceUse, float]) -> None:
+    """Raises IntegrityError unless the seconds by kind add up to `expected`, within 1% and a microsecond."""
+    found = sum(seconds.values())
+    if abs(expected - found) > TOLERANCE * expected + 1e-6:
+        law = f"{what} against train + rollout + switch + sync + idle, in ms"
+        raise IntegrityError(law, milliseconds(expected), milliseconds(found))
+
+
+def milliseconds(seconds: float) -> int:
+    return round(seconds * 1000)

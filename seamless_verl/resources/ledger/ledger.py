@@ -10,12 +10,74 @@ Invariants:
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from math import isfinite
+from dataclasses import dataclass
 
 from seamless_verl.resources.ledger.activity import BUSY, SAME_CLOCK, ActivityReport, ClockOffset, DeviceUse, UseSpan
-from seamless_verl.resources.ledger.device import Change, DeviceLedger, HiddenSeconds, merge_by_kind
-from seamless_verl.resources.ledger.report import PREFIX, LedgerReport, check_closed, shares, totals
+from seamless_verl.resources.ledger.device import Change, DeviceLedger, HiddenSeconds, check_closed, merge_by_kind
 from seamless_verl.resources.ledger.trace import Trace
+
+PREFIX = "seamless/device"
+Table = Mapping[str, Mapping[DeviceUse, float]]  # device: kind: seconds
+
+
+@dataclass(frozen=True)
+class LedgerReport:
+    """Seconds in [start, until) on every device, as known when the period was closed.
+
+    `amended` is how the seconds of earlier periods have changed since the previous report, because of late
+    reports: it adds up to 0, and all reports' `seconds` and `amended` together are the ledger's totals.
+    `hidden` counts a kind under another that took precedence, in this period or in amended ones. `too_late` is
+    what arrived after its time had become final, and `dropped` what a source could not keep: neither is in any
+    other number.
+    """
+
+    start: float
+    until: float
+    seconds: Table
+    amended: Table
+    hidden: Mapping[tuple[DeviceUse, DeviceUse], float]
+    too_late: float = 0.0
+    dropped: float = 0.0
+
+    @property
+    def wall(self) -> float:
+        return self.until - self.start
+
+    @property
+    def totals(self) -> dict[DeviceUse, float]:
+        """Seconds by kind over all devices."""
+        return totals(self.seconds)
+
+    @property
+    def shares(self) -> dict[DeviceUse, float]:
+        """Of devices x wall time, 0 to 1; 0 for an empty period."""
+        return shares(self.totals)
+
+    def metrics(self) -> dict[str, float]:
+        """The period for verl's loggers: shares 0 to 1, `_s` in device-seconds."""
+        metrics = {f"{PREFIX}/{kind}_share": share for kind, share in self.shares.items()}
+        metrics |= {f"{PREFIX}/{kind}_s": seconds for kind, seconds in self.totals.items()}
+        pairs = [(over, under) for over in BUSY for under in BUSY if BUSY.index(over) < BUSY.index(under)]
+        metrics |= {f"{PREFIX}/overlap/{u}_under_{o}_s": self.hidden.get((o, u), 0.0) for o, u in pairs}
+        metrics[f"{PREFIX}/overlap_s"] = sum(self.hidden.values())
+        metrics[f"{PREFIX}/amended_s"] = sum(abs(s) for kinds in self.amended.values() for s in kinds.values()) / 2
+        metrics |= {f"{PREFIX}/too_late_s": self.too_late, f"{PREFIX}/dropped_s": self.dropped}
+        for device, kinds in self.seconds.items():
+            metrics |= {f"{PREFIX}/{device}/{kind}_share": share for kind, share in shares(kinds).items()}
+        return metrics
+
+    def check_integrity(self) -> None:
+        """Raises IntegrityError unless the kinds add up to devices x wall time within 1%."""
+        check_closed("devices x wall time", self.wall * len(self.seconds), self.totals)
+
+
+def totals(table: Table) -> dict[DeviceUse, float]:
+    return {kind: sum(kinds[kind] for kinds in table.values()) for kind in DeviceUse}
+
+
+def shares(seconds: Mapping[DeviceUse, float]) -> dict[DeviceUse, float]:
+    whole = sum(seconds.values())
+    return {kind: seconds[kind] / whole if whole else 0.0 for kind in DeviceUse}
 
 
 class Ledger:
@@ -34,10 +96,7 @@ class Ledger:
         max_intervals: int = 10_000,
         trace: Trace | None = None,
     ) -> None:
-        if not devices or len(set(devices)) < len(devices):
-            raise ValueError(f"devices={list(devices)!r}: name each device, once")
-        if keep_s < 0 or max_intervals < 1:
-            raise ValueError(f"keep_s={keep_s!r}, max_intervals={max_intervals!r}: give at least 0 seconds, 1 interval")
+        assert devices and len(set(devices)) == len(devices), devices
         self.started = self.closed = started
         self._devices = {name: DeviceLedger(name, started) for name in devices}
         self._keep_s, self._max_intervals, self._trace = keep_s, max_intervals, trace
@@ -47,16 +106,11 @@ class Ledger:
         self._totals_before: tuple[HiddenSeconds, float, float] = ({}, 0.0, 0.0)
 
     def add(self, report: ActivityReport, clock: ClockOffset = SAME_CLOCK) -> None:
-        """Enters a source's report, in any order and however late; `clock` is the source's against ours.
-
-        Raises ValueError on an unknown device, a kind that is not reported, or a span that ends before it begins;
-        nothing of the report is entered then.
-        """
+        """Enters a source's report, in any order and however late; `clock` is the source's against ours."""
         report = report.on(clock)
         newest = report.until >= self._last_report_at.get(report.source, report.until)
         spans: dict[str, list[UseSpan]] = {device: [] for device in self._devices}
         for span in report.spans:
-            self._check_span(report.source, span)
             spans[span.device].append(span)
         if newest:
             self._last_report_at[report.source] = report.until
@@ -64,35 +118,22 @@ class Ledger:
         for device, device_ledger in self._devices.items():
             self._trace_amended(device, device_ledger.add(report.source, spans[device], newest=newest))
 
-    def source_lost(self, source: str, at: float | None = None) -> None:
-        """The process of a source died at `at`, by the ledger's clock; None when that is not known.
+    def source_lost(self, source: str) -> None:
+        """The process of a source died, or does not reply: its open spans end at its last report.
 
-        - Its open spans end at `at`, but not before its last report; with None they end at its last report. Time
-          after that which was already counted for them is counted anew, as for a late report.
-        - A report made before `at` that arrives later adds its spans, but opens none. A report made after `at`
-          is that of a new process with the same source name. With None the next report is taken as that, whatever
-          its time.
-        - A second call for the same loss changes nothing, nor does one for a source without open spans. A call
-          that wrongly ends the spans of a living process is undone by its next report, which covers them.
-
-        Raises ValueError when `at` is no finite number.
+        Time after that which was already counted for them is counted anew, as for a late report. The next report is
+        taken as that of a new process, whatever its time; one of a living process covers the spans that were ended.
         """
-        if at is not None and not isfinite(at):
-            raise ValueError(f"source {source!r}: at={at!r} is no time: give seconds by the ledger's clock, or None")
-        if at is None:
-            self._last_report_at.pop(source, None)
-        else:
-            self._last_report_at[source] = max(at, self._last_report_at.get(source, at))
+        self._last_report_at.pop(source, None)
         for device, device_ledger in self._devices.items():
-            self._trace_amended(device, device_ledger.source_lost(source, at))
+            self._trace_amended(device, device_ledger.source_lost(source))
 
     def close(self, until: float, label: str = "") -> LedgerReport:
         """Counts up to `until` and reports the time since the last close; `label` is for the trace.
 
-        Raises ValueError when `until` lies before it; IntegrityError, at the end, unless the period's kinds add up.
+        Raises IntegrityError, at the end, unless the period's kinds add up.
         """
-        if not until >= self.closed:
-            raise ValueError(f"until={until!r} lies before {self.closed!r}, up to where the ledger is closed already")
+        assert until >= self.closed, "the ledger is closed up to there already"
         start, self.closed = self.closed, until
         periods = {name: device_ledger.close(until) for name, device_ledger in self._devices.items()}
         seconds = {device: dict.fromkeys(DeviceUse, 0.0) for device in self._devices}
@@ -141,13 +182,6 @@ class Ledger:
         self._totals_before = (now, too_late, self._dropped)
         since = {pair: seconds - hidden.get(pair, 0.0) for pair, seconds in now.items()}
         return LedgerReport(start, self.closed, seconds, amended, since, too_late - late, self._dropped - dropped)
-
-    def _check_span(self, source: str, span: UseSpan) -> None:
-        if span.device not in self._devices:
-            names = sorted(self._devices)
-            raise ValueError(f"source {source!r}: device={span.device!r} is not one of the ledger's: {names}")
-        if span.kind not in BUSY or not float("-inf") < span.start <= span.end < float("inf"):
-            raise ValueError(f"source {source!r}: {span!r} must be of {[*map(str, BUSY)]}, and start before it ends")
 
     def _trace_amended(self, device: str, changes: Iterable[Change]) -> None:
         if self._trace is not None:

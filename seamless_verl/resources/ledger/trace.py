@@ -1,12 +1,10 @@
 """Writes a run as a trace for Perfetto (ui.perfetto.dev) or chrome://tracing; tools/view/timeline.py reads it back.
 
-Source of the format: "Trace Event Format", JSON array flavour, in which the closing bracket is optional.
-Invariant: each event is one line, and lines are written whole. After a kill at any moment all lines but perhaps the
-last are whole.
+Source of the format: "Trace Event Format", JSON array flavour, in which the closing bracket is optional. Each event is
+one line, written whole: after a kill at any moment all lines but perhaps the last are whole.
 
-Lanes: process 1 has a thread for each device; process 2 has one for each device's corrections, which arrived late
-and name in `was` what the stretch was counted as before; process 3 has the steps and a counter, the idle share. A gap
-on a device is idle time.
+Process 1 has a thread for each device; process 2 one for each device's corrections, which arrived late and name in
+`was` what the stretch was counted as before; process 3 the steps and a counter, the idle share. A gap is idle time.
 """
 
 from __future__ import annotations
@@ -15,11 +13,13 @@ import json
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from seamless_verl.resources.ledger.activity import DeviceUse
 from seamless_verl.resources.ledger.device import Change
-from seamless_verl.resources.ledger.report import LedgerReport
+
+if TYPE_CHECKING:
+    from seamless_verl.resources.ledger.ledger import LedgerReport
 
 DEVICES, LATE, STEPS = 1, 2, 3
 END = "end"  # of the period after a run's last step, which is none itself
@@ -44,9 +44,9 @@ class Trace:
         path.parent.mkdir(parents=True, exist_ok=True)
         self.path, self._started, self._lock = path, started, threading.Lock()
         self._lanes = {device: lane for lane, device in enumerate(devices)}
-        self._file = path.open("xb", buffering=0)
         self._pending: list[Event] = []
-        self._file.write(b"[\n")
+        with path.open("xb") as file:
+            file.write(b"[\n")
         self._write([event for process in TITLES for event in self._titles(process)])
 
     def counted(self, device: str, kind: DeviceUse, start: float, end: float) -> None:
@@ -65,13 +65,6 @@ class Trace:
         step = self._stretch(STEPS, 0, name, report.start, report.until, args=seconds)
         pending, self._pending = self._pending, []
         self._write([*pending, step, self._idle_share(report)])
-
-    def close(self) -> None:
-        """Writes the closing bracket, after which the file is valid JSON. A second call does nothing."""
-        with self._lock:
-            if not self._file.closed:
-                self._file.write(_line({"ph": "M", "pid": STEPS, "name": "closed", "args": {}})[:-2] + b"\n]\n")
-                self._file.close()
 
     def _titles(self, process: int) -> list[Event]:
         title = {"ph": "M", "pid": process, "name": "process_name", "args": {"name": TITLES[process]}}
@@ -95,8 +88,8 @@ class Trace:
         return round((time - self._started) * 1e6, 3)
 
     def _write(self, events: Sequence[Event]) -> None:
-        with self._lock:
-            self._file.write(b"".join(map(_line, events)))
+        with self._lock, self.path.open("ab", buffering=0) as file:
+            file.write(b"".join(map(_line, events)))
 
 
 def _line(event: Event) -> bytes:

@@ -7,9 +7,22 @@ take it back for training.
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
 from seamless_verl.errors import ConfigError
 from seamless_verl.resources.lending.marginal import Marginal
-from seamless_verl.resources.lending.policy import BasePolicy, LendingPolicy, Never, StepBoundary
+from seamless_verl.resources.lending.policy import (
+    BasePolicy,
+    Decision,
+    LendingPolicy,
+    LendingView,
+    Never,
+    StepBoundary,
+)
 
 POLICIES: dict[str, type[BasePolicy]] = {"marginal": Marginal, "never": Never, "step_boundary": StepBoundary}
 
@@ -19,3 +32,37 @@ def lending_policy(name: str) -> LendingPolicy:
     if name not in POLICIES:
         raise ConfigError("lending", name, "there is no such lending policy", f"Choose one of {sorted(POLICIES)}")
     return POLICIES[name]()
+
+
+class RecordedPolicy:
+    """A policy whose views and decisions are appended to a file, a line of JSON each, by every start of a run.
+
+    What a start appends begins with the policy's name and state. So the simulator makes the same decisions again:
+    tools/simulator/calibration.py reads the file back.
+    """
+
+    def __init__(self, policy: LendingPolicy, name: str, file: Path) -> None:
+        self.policy, self.name, self.file = policy, name, file
+        self._began = False
+
+    def decide(self, view: LendingView) -> Decision:
+        if not self._began:  # its state was loaded by now
+            self._began = True
+            self._write({"policy": self.name, "state": self.policy.state_dict()})
+        decision = self.policy.decide(view)
+        self._write({"view": asdict(view), "decision": {name: asdict(one) for name, one in decision.items()}})
+        return decision
+
+    def metrics(self) -> dict[str, float]:
+        return self.policy.metrics()
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.policy.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.policy.load_state_dict(state)
+
+    def _write(self, row: dict[str, Any]) -> None:
+        self.file.parent.mkdir(parents=True, exist_ok=True)
+        with self.file.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(row, default=sorted) + "\n")

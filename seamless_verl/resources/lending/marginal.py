@@ -4,18 +4,14 @@ Devices of one engine are lent and reclaimed together: the rate is the engine's,
 
 Gain and cost are in device-seconds. Lending a device for t seconds saves (t - switch to rollout) times its
 efficiency, the rate at the calls it would run as a share of its full rate: that much generation need not be done
-later. There is no gain when no call waits or may come, and none is frozen on the device. The cost is the switch back,
-for which all train devices wait, since an update needs them together. Further devices switch back at the same time, at
-no further cost. The switch to rollout happens in time that would be idle, so that it only shortens t.
-
-`RateCurve` and `GroupInterval` learn from the views: an engine's rate by its running calls, and how fast groups
-finish.
+later. The cost is the switch back, for which all train devices wait, since an update needs them together; further
+devices switch back at the same time. The switch to rollout happens in time that would be idle, and only shortens t.
 
 Invariants:
-- A device is lent only for more than `1 + hysteresis` times its cost, unless no other device would generate, or a
+- A device is lent only for more than `1 + HYSTERESIS` times its cost, unless no other device would generate, or a
   call that others wait for is frozen on it.
 - A device is reclaimed when it is due or has nothing to run, never because an estimate changed.
-- Between two changes of a device's use are at least `dwell` round trips, unless a mini-batch is due or no other
+- Between two changes of a device's use are at least `DWELL` round trips, unless a mini-batch is due or no other
   device would generate.
 """
 
@@ -25,7 +21,6 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
-from seamless_verl.errors import ConfigError
 from seamless_verl.resources.lending.policy import (
     Assignment,
     BasePolicy,
@@ -40,6 +35,9 @@ from seamless_verl.resources.lending.policy import (
 )
 
 WEIGHT = 0.1  # of a new measurement in a moving average
+HYSTERESIS = 0.5  # share of a cost by which a gain must be more
+DWELL = 2.0  # round trips
+OVERHEAD = 0.1  # share of training time
 MEMORY_S = 9.0  # a rate is the mean of so many seconds before, and of the newest measurement
 
 
@@ -127,19 +125,12 @@ EngineDevices = tuple[DeviceView, ...]  # the devices of one engine
 
 
 class Marginal(BasePolicy):
-    """`hysteresis` is a share of the cost, `dwell` counts round trips, `overhead` is a share of training time.
+    """Lends as long as that gains. A round trip is a switch each way: where it takes more than OVERHEAD of the training
+    it is made for, the policy waits for further mini-batches, at most a step's, as long as the trip saved is more than
+    what the engines lose by running below their full rate."""
 
-    A round trip is a switch each way. Where it takes more than `overhead` of the training it is made for, the
-    policy waits for further mini-batches, at most a step's, as long as the trip saved is more than what the engines
-    lose by running below their full rate.
-    """
-
-    def __init__(self, *, hysteresis: float = 0.5, dwell: float = 2.0, overhead: float = 0.1) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        for key, value in (("hysteresis", hysteresis), ("dwell", dwell), ("overhead", overhead)):
-            if value < 0:
-                raise ConfigError(key, value, "it cannot be negative", f"Give {key} 0 or more")
-        self.hysteresis, self.dwell, self.overhead = hysteresis, dwell, overhead
         self._rate_curve, self._group_interval = RateCurve(), GroupInterval()
         self._changed_at: dict[str, float] = {}
 
@@ -174,26 +165,24 @@ class Marginal(BasePolicy):
         demand, lent_devices = view.demand, [d for d in lendable if d.use is Use.ROLLOUT and d.slots]
         if not lent_devices or self._group_interval.seconds is None or demand.ready >= demand.left_in_step:
             return False
-        trip = view.costs.switch_to_rollout_s + view.costs.switch_to_train_s
+        trip = view.costs.round_trip_s
         training = demand.ready // demand.needed * view.costs.train_s
         efficiencies = [self._rate_curve.efficiency(min(d.running, d.slots), d.slots) for d in lent_devices]
         efficiency = sum(efficiencies) / len(efficiencies)
         lost = (1 - efficiency) * self._group_interval.seconds * demand.needed
-        return trip > self.overhead * training and trip > lost
+        return trip > OVERHEAD * training and trip > lost
 
     def _keep_or_return(self, view: LendingView, device: DeviceView) -> Assignment:
         if not device.slots:
             return Assignment(device.use, LendingReason.EMPTY)  # its replica is dead, and nobody hands it over
         if device.running or view.demand.waiting or view.demand.coming:
-            due = view.due_in_s is not None and view.due_in_s <= view.costs.switch_to_train_s
-            return Assignment(Use.ROLLOUT, LendingReason.AMORTIZE if due else LendingReason.GAIN)
+            return Assignment(Use.ROLLOUT, LendingReason.AMORTIZE if self._due(view) else LendingReason.GAIN)
         if self._changed_recently(view, device):
             return Assignment(Use.ROLLOUT, LendingReason.RECENT)
         return Assignment(Use.TRAIN, LendingReason.EMPTY)
 
     def _lend(self, view: LendingView, with_trainer: Sequence[EngineDevices], *, kept: bool) -> Assignments:
-        """Decides which of the engines with the trainer to lend: the gains of their devices add up, the delay of
-        training counts once."""
+        """Which of the engines with the trainer to lend: the gains of their devices add up, the delay counts once."""
         ranked = sorted(with_trainer, key=lambda engine: (-engine[0].running, engine[0].device_id))
         refused = {d.device_id: self._refusal(view, d) for engine in ranked for d in engine}
         nobody_else_generates = view.due_in_s is None and not kept and not fixed_devices_generate(view)
@@ -205,11 +194,12 @@ class Marginal(BasePolicy):
         efficiencies = self._efficiencies(view, open_to)
         useful = [d for engine, e in zip(open_to, efficiencies, strict=True) for d in engine if e > 0]
         devices = sum(e * len(engine) for engine, e in zip(open_to, efficiencies, strict=True))
-        gain = self._usable_s(view) * devices if useful else 0.0
+        usable_s = self._horizon_s(view) - view.costs.switch_to_rollout_s
+        gain = usable_s * devices if useful else 0.0
         waits = sum(1 for d in view.devices if Tag.TRAIN in d.tags)
         price = 0.0 if kept else view.costs.switch_to_train_s * waits
         reason = LendingReason.NEEDED if nobody_else_generates else None
-        if gain > (1 + self.hysteresis) * price:
+        if gain > (1 + HYSTERESIS) * price:
             reason = LendingReason.GAIN
         chosen = {name: Assignment(Use.TRAIN, why) for name, why in refused.items()}
         if reason is not None:
@@ -235,11 +225,8 @@ class Marginal(BasePolicy):
             for engine, more in zip(ranked, shares, strict=True)
         ]
 
-    def _usable_s(self, view: LendingView) -> float:
-        """Seconds until the devices are needed again, less the switch to rollout."""
-        return self._horizon_s(view) - view.costs.switch_to_rollout_s
-
     def _horizon_s(self, view: LendingView) -> float:
+        """Seconds until the devices are needed again."""
         if view.due_in_s is not None:
             return view.due_in_s
         if view.demand.held:
@@ -249,8 +236,8 @@ class Marginal(BasePolicy):
         return self._group_interval.seconds * max(0, view.demand.needed - view.demand.ready)
 
     def _changed_recently(self, view: LendingView, device: DeviceView) -> bool:
-        trip = view.costs.switch_to_rollout_s + view.costs.switch_to_train_s
-        return view.now - self._changed_at.get(device.device_id, float("-inf")) < self.dwell * trip
+        trip = view.costs.round_trip_s
+        return view.now - self._changed_at.get(device.device_id, float("-inf")) < DWELL * trip
 
     def _record_change(self, view: LendingView, device: DeviceView, assignment: Assignment) -> None:
         super()._record_change(view, device, assignment)

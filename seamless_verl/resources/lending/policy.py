@@ -65,10 +65,11 @@ class LendingReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class DeviceView:
-    """One device. `use` is what it is used for or is switching to; `running` counts calls in its engine, frozen ones
-    too, and `urgent` those of groups that the staleness bound waits for. `rate` is what its engine generates now, in
-    tokens/s; `longest_s` estimates the seconds its longest call still takes; `slots` is how many calls it may run at
-    once, 0 where it has no replica now. These are its engine's: devices that share an `engine` are lent and reclaimed
+    """One device. `use` is what it is used for or is switching to; the rest is its engine's.
+
+    `running` counts calls, frozen ones too, and `urgent` those of groups that the staleness bound waits for. `rate` is
+    what it generates now, in tokens/s; `longest_s` estimates the seconds its longest call still takes; `slots` is how
+    many calls it may run at once, 0 where it has no replica now. Devices that share an `engine` are lent and reclaimed
     together, and "" is an engine of its own.
     """
 
@@ -92,11 +93,10 @@ class DeviceView:
 class Demand:
     """The trainer's side, in groups.
 
-    `ready` groups are finished and untrained, `needed` make the next mini-batch, `left_in_step` are still to be
-    trained in this step. `held`: enough are ready, but the staleness bound waits for an older one. `waiting` counts
-    calls that no engine runs, and `coming` at most how many more there may soon be: sessions of unfinished groups that
-    have no call now, since they are about to make one, or a tool runs, or they have ended. `finished` counts all groups
-    that ever finished.
+    `ready` groups are finished and untrained, `needed` make the next mini-batch, `left_in_step` are still to be trained
+    in this step. `held`: enough are ready, but the staleness bound waits for an older one. `waiting` counts calls that
+    no engine runs, and `coming` at most how many more there may soon be, of sessions without a call now. `finished`
+    counts all groups that ever finished.
     """
 
     ready: int
@@ -115,6 +115,10 @@ class Costs:
     switch_to_rollout_s: float
     switch_to_train_s: float
     train_s: float
+
+    @property
+    def round_trip_s(self) -> float:
+        return self.switch_to_rollout_s + self.switch_to_train_s
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,6 @@ Each writer waits for one durable append before the next, as a gateway does for 
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import sys
@@ -14,10 +13,12 @@ from pathlib import Path
 from time import perf_counter, process_time
 
 from seamless_verl.journal import CallEnded, CallStarted, ChunkAppended, SessionOpened, SqliteJournal
+from seamless_verl.tools.bench.shared import bench_parser
 from seamless_verl.trajectory.records import Finish, TokenChunk, logprobs, tokens
 
 
-async def _writer(journal: SqliteJournal, name: str, appends: int, size: int) -> list[float]:
+async def write(journal: SqliteJournal, name: str, appends: int, size: int) -> list[float]:
+    """The seconds of each durable append of one writer."""
     await journal.append(SessionOpened(name, "u", {}, 0.0), CallStarted(name, name, "digest", tokens(range(100))))
     chunk = TokenChunk(tokens(range(size)), logprobs([-0.5] * size), 1, "replica-0")
     waits = []
@@ -29,8 +30,8 @@ async def _writer(journal: SqliteJournal, name: str, appends: int, size: int) ->
     return waits
 
 
-async def _load(journal: SqliteJournal, writers: int, appends: int, size: int) -> list[float]:
-    waits = await asyncio.gather(*(_writer(journal, f"s{i}", appends, size) for i in range(writers)))
+async def write_all(journal: SqliteJournal, writers: int, appends: int, size: int) -> list[float]:
+    waits = await asyncio.gather(*(write(journal, f"s{number}", appends, size) for number in range(writers)))
     return sorted(wait for of_writer in waits for wait in of_writer)
 
 
@@ -40,7 +41,7 @@ def measure(folder: Path, writers: int, appends: int, size: int) -> dict[str, fl
         path = Path(inside) / "journal.sqlite"
         with SqliteJournal(path) as journal:
             wall, cpu = perf_counter(), process_time()
-            waits = asyncio.run(_load(journal, writers, appends, size))
+            waits = asyncio.run(write_all(journal, writers, appends, size))
             wall, cpu = perf_counter() - wall, process_time() - cpu
         size_bytes = path.stat().st_size
     count = len(waits)
@@ -55,14 +56,13 @@ def measure(folder: Path, writers: int, appends: int, size: int) -> dict[str, fl
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = bench_parser("journal", __doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--writers", type=int, default=32)
     parser.add_argument("--appends", type=int, default=1000, help="by each writer")
     parser.add_argument("--size", type=int, default=1, help="tokens in one append")
     args = parser.parse_args()
-    result = measure(args.folder, args.writers, args.appends, args.size)
-    sys.stdout.write(json.dumps(result) + "\n")
+    sys.stdout.write(json.dumps(measure(args.folder, args.writers, args.appends, args.size)) + "\n")
 
 
 if __name__ == "__main__":

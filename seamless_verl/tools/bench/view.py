@@ -8,7 +8,6 @@ tokens/s has the noise of the machine in it.
 
 from __future__ import annotations
 
-import argparse
 import re
 import sys
 import threading
@@ -22,11 +21,10 @@ import psutil
 
 from seamless_verl.cli.output import text_table
 from seamless_verl.errors import exits_on_config_error
-from seamless_verl.tools.bench.arguments import job_parser, new_folder
+from seamless_verl.tools.bench.shared import RUN_FAILED, cpu_s, job_parser, new_folder
 from seamless_verl.tools.compare.arms import parse_arms
 from seamless_verl.tools.compare.command import make, prepared, split_job
-from seamless_verl.tools.compare.job import job_named
-from seamless_verl.tools.compare.plan import Options
+from seamless_verl.tools.compare.job import Options, job_named
 from seamless_verl.tools.compare.running import LOG_FILE, METRICS_FILE, exit_on_signals
 from seamless_verl.tools.compare.series import RunSeries
 
@@ -35,7 +33,6 @@ MODULE = "seamless_verl.tools.view"
 ASKS = ("api/run", "api/devices?columns=1000&last=600", "api/metrics")  # of `assets/main.js`, `overview.js`, `lanes.js`
 ARMS = "alone:seamless.view=null,viewed:seamless.view=127.0.0.1:0"
 EVERY_S = 4.0  # LIVE_MS of assets/main.js
-RUN_FAILED = 3
 HEADER = ("run", "tokens/s", "view's CPU", "replies")
 
 
@@ -58,31 +55,27 @@ class Viewer:
         while not self.ended.wait(EVERY_S):
             for log in self.out.glob(f"viewed-*/{LOG_FILE}"):
                 address = ADDRESS.search(log.read_text(errors="replace"))
-                if address is not None and self._goes_on(log.parent):
-                    self._ask(log.parent, address[1].rstrip("/"))
-                    self._count_cpu(log.parent)
+                if address is not None and self.goes_on(log.parent):
+                    for path in ASKS:
+                        self.ask(log.parent, address[1].rstrip("/"), path)
+                    with suppress(psutil.NoSuchProcess):  # the run has ended
+                        found = [one for one in psutil.Process().children(recursive=True) if MODULE in one.cmdline()]
+                        if found:
+                            self.cpu_s[log.parent.name] = cpu_s(found)
 
-    def _goes_on(self, folder: Path) -> bool:
+    def goes_on(self, folder: Path) -> bool:
         metrics = folder / METRICS_FILE
         return not metrics.exists() or len(metrics.read_bytes().splitlines()) < self.last_step
 
-    def _ask(self, folder: Path, address: str) -> None:
-        for path in ASKS:
-            try:
-                status = str(httpx.get(f"{address}/{path}", timeout=30).status_code)
-            except httpx.TransportError as error:
-                status = repr(error)
-            if status == "200":
-                self.replies[folder.name] = self.replies.get(folder.name, 0) + 1
-            elif self._goes_on(folder):  # the run may end while it is asked
-                self.missing.append(f"{folder.name}, {path}: {status}")
-
-    def _count_cpu(self, folder: Path) -> None:
-        with suppress(psutil.NoSuchProcess):  # the run has ended
-            for process in psutil.Process().children(recursive=True):
-                if MODULE in process.cmdline():
-                    used = process.cpu_times()
-                    self.cpu_s[folder.name] = used.user + used.system
+    def ask(self, folder: Path, address: str, path: str) -> None:
+        try:
+            status = str(httpx.get(f"{address}/{path}", timeout=30).status_code)
+        except httpx.TransportError as error:
+            status = repr(error)
+        if status == "200":
+            self.replies[folder.name] = self.replies.get(folder.name, 0) + 1
+        elif self.goes_on(folder):  # the run may end while it is asked
+            self.missing.append(f"{folder.name}, {path}: {status}")
 
 
 def rows(series: RunSeries, viewer: Viewer) -> list[tuple[str, ...]]:
@@ -101,7 +94,12 @@ def rows(series: RunSeries, viewer: Viewer) -> list[tuple[str, ...]]:
 @exits_on_config_error
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit code 0, 2 with one line for an argument that cannot work, or 3 if a run failed or a page did not answer."""
-    options = _parser().parse_intermixed_args(argv)
+    parser = job_parser("view", __doc__)
+    parser.add_argument("--out", type=Path, default=Path("view-cost"), help="a new folder")
+    parser.add_argument("--rounds", type=int, default=3, help="pairs of runs")
+    parser.add_argument("--steps", type=int, default=20, help="of a run")
+    parser.add_argument("--skip", type=int, default=4, help="steps that are not measured")
+    options = parser.parse_intermixed_args(argv)
     plan = Options(options.steps, options.skip, seeds=(1,), rounds=options.rounds)
     plan.check()
     out, (target, overrides) = new_folder(options.out), split_job(options.target)
@@ -120,15 +118,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stderr.write(f"the page did not answer: {viewer.missing}\n")
         return RUN_FAILED
     return RUN_FAILED if failed else 0
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = job_parser("view", __doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, default=Path("view-cost"), help="a new folder")
-    parser.add_argument("--rounds", type=int, default=3, help="pairs of runs")
-    parser.add_argument("--steps", type=int, default=20, help="of a run")
-    parser.add_argument("--skip", type=int, default=4, help="steps that are not measured")
-    return parser
 
 
 if __name__ == "__main__":

@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TypeVar
 
 from seamless_verl.errors import ConfigError
 
@@ -27,9 +26,9 @@ SETTING = re.compile(r"[+~]*[\w.@/]+=")
 LONGEST_NAME = 200  # of 255 letters that file systems take, some of which are left for seed and round
 BOUND, RATE = "seamless.max_staleness", "actor_rollout_ref.actor.optim.lr"
 APART = ("disaggregated", "multiplexed")  # layouts with devices that only generate
-BUFFER = "trainer.v1.sampler.custom_sampler"
+SAMPLER = "trainer.v1.sampler"
+BUFFER = f"{SAMPLER}.custom_sampler"
 POLLING, SHORT_POLL_S = "pkg://seamless_verl.tools.compare.polling", 0.1
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -64,11 +63,10 @@ class ComparedArm:
 
 @dataclass(frozen=True)
 class Machines:
-    """`count` machines with `devices` devices each; `accelerator` is false on the CPU platform."""
+    """`count` machines with `devices` devices each."""
 
     count: int
     devices: int
-    accelerator: bool
 
     @property
     def total(self) -> int:
@@ -95,8 +93,8 @@ def parse_arm(text: str) -> ComparedArm:
     """The arm of that text; ConfigError for one of another form."""
     name, *settings = split_settings(text)
     complete = all("=" in setting for setting in settings)
-    if name not in VERL_MODES:
-        settings = [whole_key(setting) for setting in settings]
+    if name not in VERL_MODES:  # a key without a dot is of our node, but for one that is added
+        settings = [f"seamless.{setting}" if re.match(r"\w+=", setting) else setting for setting in settings]
     if complete and name in MODES:
         return ComparedArm(text, text if settings else name, name, tuple(settings))
     if complete and re.fullmatch(r"[\w.-]+", name) and any(s.lstrip("+").startswith("seamless.") for s in settings):
@@ -104,11 +102,6 @@ def parse_arm(text: str) -> ComparedArm:
     way_out = f"Write it as one of {', '.join(MODES)}, with settings as in seamless:max_staleness=4, "
     way_out += "or with a name of its own as in far:max_staleness=4"
     raise ConfigError("--arms", text, "is no trainer mode with settings", way_out)
-
-
-def whole_key(setting: str) -> str:
-    """A setting of ours by its whole key: one without a dot is of the `seamless:` node, but for one that is added."""
-    return f"seamless.{setting}" if re.match(r"\w+=", setting) else setting
 
 
 def parse_arms(text: str) -> list[ComparedArm]:
@@ -146,9 +139,9 @@ def split_settings(text: str) -> list[str]:
 def folder_name(arm: str) -> str:
     """A name for an arm's folder that hydra takes in an override, and a file system as a name."""
     name = re.sub(r"[^\w.-]+", "_", arm)
-    return (
-        name if len(name) <= LONGEST_NAME else f"{name[:LONGEST_NAME]}-{hashlib.sha256(arm.encode()).hexdigest()[:8]}"
-    )
+    if len(name) <= LONGEST_NAME:
+        return name
+    return f"{name[:LONGEST_NAME]}-{hashlib.sha256(arm.encode()).hexdigest()[:8]}"
 
 
 def arm_overrides(arm: ComparedArm, facts: JobFacts) -> list[str]:
@@ -160,25 +153,19 @@ def arm_overrides(arm: ComparedArm, facts: JobFacts) -> list[str]:
     mode = [f"{MODE}={arm.mode}"]
     if arm.is_ours and (facts.by_tags or facts.own_layout or arm.sets(RESOURCES)):
         return [*mode, *arm.settings]
-    untagged = [f"{RESOURCES}=null"] if facts.by_tags else []
-    apart = any(f"seamless.layout={layout}" in arm.settings for layout in APART)
-    if arm.mode != "separate_async" and not apart:
-        return [*mode, *untagged, *shared_devices(facts.machines), *arm.settings]
-    pool = separate_devices(facts.machines, arm.name)
-    backend = f"{ROLLOUT}.checkpoint_engine.backend={facts.pool_backend}"
-    if apart:
-        return [*mode, *pool, backend, *arm.settings]
-    updates = f"trainer.v1.separate_async.parameter_sync_step={updates_of(facts)}"
-    return [*mode, *untagged, *pool, backend, updates, *arm.settings]
+    mode += [f"{RESOURCES}=null"] if facts.by_tags else []
+    machines = facts.machines
+    if arm.mode != "separate_async" and not any(f"seamless.layout={layout}" in arm.settings for layout in APART):
+        # verl divides by the pool's devices of a node even where it has no node: they stay as they are
+        return [*mode, *devices("trainer", machines.count, machines.devices), f"{ROLLOUT}.nnodes=0", *arm.settings]
+    pool = [*separate_devices(machines, arm.name), f"{ROLLOUT}.checkpoint_engine.backend={facts.pool_backend}"]
+    if arm.mode == "separate_async":
+        pool.append(f"trainer.v1.separate_async.parameter_sync_step={updates_of(facts)}")
+    return [*mode, *pool, *arm.settings]
 
 
-def shared_devices(machines: Machines) -> list[str]:
-    """All devices train and generate."""
-    return [
-        f"trainer.nnodes={machines.count}",
-        f"trainer.n_gpus_per_node={machines.devices}",
-        f"{ROLLOUT}.nnodes=0",  # verl divides by that pool's devices of a node even so: they stay as they are
-    ]
+def devices(node: str, machines: int, each: int) -> list[str]:
+    return [f"{node}.nnodes={machines}", f"{node}.n_gpus_per_node={each}"]
 
 
 def separate_devices(machines: Machines, arm: str) -> list[str]:
@@ -186,16 +173,10 @@ def separate_devices(machines: Machines, arm: str) -> list[str]:
     if machines.total < 2:
         reason = "trains and generates on devices of their own, and this comparison has one"
         raise ConfigError("--devices", machines.total, f"{arm} {reason}", "Give --devices 2 or more")
-    if machines.count == 1:
-        train, generate = (1, machines.devices - machines.devices // 2), (1, machines.devices // 2)
-    else:
-        train, generate = ((n, machines.devices) for n in (machines.count - machines.count // 2, machines.count // 2))
-    return [
-        f"trainer.nnodes={train[0]}",
-        f"trainer.n_gpus_per_node={train[1]}",
-        f"{ROLLOUT}.nnodes={generate[0]}",
-        f"{ROLLOUT}.n_gpus_per_node={generate[1]}",
-    ]
+    count, each = machines.count, machines.devices
+    if count == 1:
+        return devices("trainer", 1, each - each // 2) + devices(ROLLOUT, 1, each // 2)
+    return devices("trainer", count - count // 2, each) + devices(ROLLOUT, count // 2, each)
 
 
 def updates_of(facts: JobFacts) -> int:
@@ -205,13 +186,6 @@ def updates_of(facts: JobFacts) -> int:
         reason = f"does not divide data.train_batch_size={facts.batch}, as separate_async needs it"
         raise ConfigError(key, facts.mini_batch, reason, f"Set {key} to a divisor")
     return facts.batch // facts.mini_batch
-
-
-def interleaved(arms: Sequence[T], rounds: int) -> Iterator[tuple[int, T]]:
-    """(round, arm) of all runs; every second round is in reverse order, so that no arm always comes first."""
-    for number in range(1, rounds + 1):
-        for arm in arms if number % 2 else reversed(arms):
-            yield number, arm
 
 
 def with_short_poll(arm: ComparedArm) -> ComparedArm:
@@ -246,12 +220,11 @@ def repeated(arms: Sequence[ComparedArm], bounds: Sequence[int], rates: Sequence
         for arm in found:
             if arm.sets(RATE):
                 raise ConfigError("--learning-rates", arm.text, f"sets {RATE} itself", "Leave it out of the arm")
-        found = [with_rate(arm, rate) for rate in rates for arm in found]
+        marked = [(rate, arm, arm.with_setting(f"{RATE}={rate}", f"lr={rate}")) for rate in rates for arm in found]
+        found = [
+            replace(one, rate=rate, system=arm.name, line=f"{arm.line or arm.name} lr={rate}")
+            for rate, arm, one in marked
+        ]
     if len({folder_name(arm.name) for arm in found}) < len(found):
         raise ConfigError("--arms", [arm.name for arm in found], "two have one name", "Name them otherwise")
     return found
-
-
-def with_rate(arm: ComparedArm, rate: str) -> ComparedArm:
-    line = f"{arm.line or arm.name} lr={rate}"
-    return replace(arm.with_setting(f"{RATE}={rate}", f"lr={rate}"), rate=rate, system=arm.name, line=line)

@@ -1,4 +1,4 @@
-"""The budget of a run: what all arms must have alike, read from their composed configs. Pure.
+"""What is read from the composed config of an arm: its budget, which all have alike, and what it has otherwise. Pure.
 
 Arms with the same budget train the same model on the same prompts, with as many samples and optimizer steps, on as many
 devices. What may differ is how: the mode, the layout, the bound on staleness, the loss.
@@ -6,17 +6,22 @@ devices. What may differ is how: the mode, the layout, the bound on staleness, t
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from seamless_verl.config.roles import pool_backend
+from seamless_verl.config.schema import NODE, SeamlessConfig
 from seamless_verl.errors import ConfigError, refuse
-from seamless_verl.tools.compare.arms import JobFacts, Machines
+from seamless_verl.runtime.fields import rows
+from seamless_verl.tools.compare.arms import BOUND, BUFFER, MODE, POLLING, SAMPLER, VERL_MODES, JobFacts, Machines
+from seamless_verl.tools.compare.figures import StepSize
 
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
-STEPS, VALIDATE = "trainer.total_training_steps", "trainer.test_freq"
+STEPS, VALIDATE, BATCH = "trainer.total_training_steps", "trainer.test_freq", "data.train_batch_size"
 KEYS = (
-    *("data.train_files", "data.val_files", "data.train_batch_size", "data.seed", "data.shuffle"),
+    *("data.train_files", "data.val_files", BATCH, "data.seed", "data.shuffle"),
     *("data.max_prompt_length", "data.max_response_length", "data.train_max_samples"),
     *("actor_rollout_ref.model.path", "actor_rollout_ref.model.lora_rank", STEPS),
     *(f"{ROLLOUT}.n", f"{ROLLOUT}.temperature", f"{ROLLOUT}.top_p", f"{ROLLOUT}.top_k", f"{ROLLOUT}.dtype"),
@@ -30,8 +35,10 @@ OF_A_METHOD = (f"{ROLLOUT}.n", "algorithm.adv_estimator", "seamless.sampler.name
 
 One whose steps generate more may make fewer of them, and validate more often.
 """
-DEVICES = "devices"  # of trainer and rollout together, which no single key has
-WAY_OUT = "Give it to all arms, as an argument of its own, or leave it out of this arm"
+FIRST = (MODE, f"{ACTOR}.policy_loss.loss_mode", BOUND)
+"""Of the settings that differ, those that say what kind of training it is."""
+PLACES, NAMES = ("trainer.default_local_dir", "data.seed"), ("experiment_name", "project_name")
+ABSENT = "not read"
 
 
 def select(tree: Mapping[str, Any], key: str) -> Any:
@@ -52,16 +59,18 @@ def pool_devices(tree: Mapping[str, Any]) -> int:
     return count(tree, f"{ROLLOUT}.nnodes") * count(tree, f"{ROLLOUT}.n_gpus_per_node")
 
 
+def trainer_devices(tree: Mapping[str, Any]) -> int:
+    return count(tree, "trainer.nnodes") * count(tree, "trainer.n_gpus_per_node")
+
+
 def devices_of(tree: Mapping[str, Any]) -> int:
     """Devices of trainer and standalone rollout together."""
-    trainer = count(tree, "trainer.nnodes") * count(tree, "trainer.n_gpus_per_node")
-    return trainer + (pool_devices(tree) if uses_pool(tree) else 0)
+    return trainer_devices(tree) + (pool_devices(tree) if uses_pool(tree) else 0)
 
 
 def uses_pool(tree: Mapping[str, Any]) -> bool:
     """Whether the mode generates in the standalone rollout pool, if there is one."""
-    mode = select(tree, "trainer.v1.trainer_mode")
-    return mode in ("separate_async", "seamless") and select(tree, "seamless.layout") != "colocated"
+    return select(tree, MODE) in ("separate_async", "seamless") and select(tree, "seamless.layout") != "colocated"
 
 
 def machines_of(tree: Mapping[str, Any]) -> int:
@@ -75,15 +84,16 @@ def machines_of(tree: Mapping[str, Any]) -> int:
 def budget_of(tree: Mapping[str, Any], *, equal_tokens: bool = False) -> dict[str, Any]:
     """What the arms of a comparison must have alike, by key; at equal tokens not what methods differ in."""
     keys = [key for key in KEYS if not (equal_tokens and key in OF_A_METHOD)]
-    return {key: select(tree, key) for key in keys} | {DEVICES: devices_of(tree)}
+    return {key: select(tree, key) for key in keys} | {"devices": devices_of(tree)}
 
 
 def check_same_budget(budgets: Mapping[str, Mapping[str, Any]]) -> None:
     """ConfigError with every key in which an arm differs from the first one; `budgets` are by the arms' names."""
     first, *others = budgets
+    way_out = "Give it to all arms, as an argument of its own, or leave it out of this arm"
     refuse(
         [
-            ConfigError(key, budgets[name][key], f"arm {name} differs from {first}, which has {value!r}", WAY_OUT)
+            ConfigError(key, budgets[name][key], f"arm {name} differs from {first}, which has {value!r}", way_out)
             for name in others
             for key, value in budgets[first].items()
             if budgets[name][key] != value
@@ -91,9 +101,11 @@ def check_same_budget(budgets: Mapping[str, Mapping[str, Any]]) -> None:
     )
 
 
-def samples_of_step(tree: Mapping[str, Any]) -> int:
-    """Samples, of all prompts, that a step trains."""
-    return count(tree, "data.train_batch_size") * count(tree, f"{ROLLOUT}.n")
+def step_size(tree: Mapping[str, Any]) -> StepSize:
+    """What a step is: all samples, those of a prompt, and the optimizer steps, which are those of a weight version."""
+    batch, group = count(tree, BATCH), count(tree, f"{ROLLOUT}.n")
+    updates = max(1, batch // (count(tree, f"{ACTOR}.ppo_mini_batch_size") or batch or 1))
+    return StepSize(batch * group, group, updates * max(1, count(tree, f"{ACTOR}.ppo_epochs")))
 
 
 def steps_of(tree: Mapping[str, Any], otherwise: int) -> int:
@@ -101,51 +113,102 @@ def steps_of(tree: Mapping[str, Any], otherwise: int) -> int:
     return count(tree, STEPS) or otherwise
 
 
-def updates_of_step(tree: Mapping[str, Any]) -> int:
-    """Optimizer steps of a step, and so of a weight version."""
-    mini = count(tree, f"{ACTOR}.ppo_mini_batch_size") or count(tree, "data.train_batch_size")
-    return max(1, count(tree, "data.train_batch_size") // mini) * max(1, count(tree, f"{ACTOR}.ppo_epochs"))
+def permitted(tree: Mapping[str, Any], mode: str) -> int | None:
+    """Staleness that an arm allows, in weight versions; None where nothing bounds it.
 
-
-def apart(tree: Mapping[str, Any], on_machine: int) -> bool:
-    """Whether trainer and pool are on machines of their own with as many devices each."""
-    alike = count(tree, "trainer.n_gpus_per_node") == count(tree, f"{ROLLOUT}.n_gpus_per_node")
-    return uses_pool(tree) and pool_devices(tree) > 0 and alike and devices_of(tree) > on_machine
+    verl's asynchronous modes drop a finished group before a step whose number less that of the step in which the group
+    was submitted, plus one, is above the threshold (`ReplayBufferAsync._stale_terminal_keys`). With the strategy `wait`
+    they hold a step back for groups that are still generated, and train what had finished however old it is.
+    """
+    if mode == "sync":
+        return 0
+    if mode not in VERL_MODES:
+        found = select(tree, BOUND)
+        return None if found is None else int(found)
+    threshold = select(tree, f"{SAMPLER}.max_off_policy_threshold")
+    drops = select(tree, f"{SAMPLER}.max_off_policy_strategy") == "drop" and threshold is not None
+    verls_buffer = select(tree, f"{BUFFER}.path") in (None, POLLING)
+    return int(threshold) - 1 if drops and verls_buffer else None
 
 
 def facts_of(
     tree: Mapping[str, Any], *, devices: int | None, on_machine: int | None, splits: bool, gpus: int | None = None
 ) -> JobFacts:
-    """What the arms' overrides follow from.
+    """What the arms' overrides follow from; ConfigError for `devices` of a job that describes its machines by tags.
 
-    A job whose trainer and whose rollout pool have as many devices a machine, and together more than this machine, has
-    the machines of both, so that no arm gets one machine with all of its devices.
-
-    Args:
-        devices: those of the comparison, as the user gave them; None for the job's own.
-        on_machine: devices of this machine, where it is known; a job that has one device gets a second one with
-            `splits`, which says that an arm needs two.
-        gpus: the GPUs of this machine, where NVML says so.
-
-    Raises:
-        ConfigError: devices were given for a job whose machines are described by their tags.
+    `devices` are the user's, None for the job's own, `on_machine` and `gpus` what is known of this machine. A job of
+    one device gets a second one with `splits`, which says that an arm needs two. A job whose trainer and whose rollout
+    pool have as many devices a machine, and together more than this machine, has the machines of both, so that no arm
+    gets one machine with all of its devices.
     """
     by_tags = bool(select(tree, "seamless.resources"))
     if by_tags and devices is not None:
         raise ConfigError("--devices", devices, "seamless.resources describes the machines", "Leave one of them out")
-    accelerator = select(tree, "trainer.device") != "cpu"
-    nodes, own = max(1, count(tree, "trainer.nnodes")), devices_of(tree)
+    nodes, own, pool = max(1, count(tree, "trainer.nnodes")), devices_of(tree), pool_devices(tree)
     total = devices or (2 if splits and own == 1 and (on_machine or 1) >= 2 and not by_tags else own)
-    if total == own and apart(tree, on_machine or gpus or 0):
+    alike = count(tree, "trainer.n_gpus_per_node") == count(tree, f"{ROLLOUT}.n_gpus_per_node")
+    if total == own and uses_pool(tree) and pool > 0 and alike and own > (on_machine or gpus or 0):
         nodes += count(tree, f"{ROLLOUT}.nnodes")
-    alone = total % nodes or nodes == 1
-    backend = select(tree, f"{ROLLOUT}.checkpoint_engine.backend")
-    mini = count(tree, f"{ACTOR}.ppo_mini_batch_size")
+    nodes = 1 if total % nodes else nodes
     return JobFacts(
-        machines=Machines(1 if alone else nodes, total if alone else total // nodes, accelerator),
-        batch=count(tree, "data.train_batch_size"),
-        mini_batch=mini or count(tree, "data.train_batch_size"),
-        pool_backend=pool_backend(backend, accelerator=accelerator),
+        machines=Machines(nodes, total // nodes),
+        batch=count(tree, BATCH),
+        mini_batch=count(tree, f"{ACTOR}.ppo_mini_batch_size") or count(tree, BATCH),
+        pool_backend=pool_backend(
+            select(tree, f"{ROLLOUT}.checkpoint_engine.backend"), accelerator=select(tree, "trainer.device") != "cpu"
+        ),
         by_tags=by_tags,
-        own_layout=pool_devices(tree) > 0 and total == own,
+        own_layout=pool > 0 and total == own,
     )
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A setting of an arm, and what the first arm has there, as they are written in a config."""
+
+    key: str
+    value: str
+    first: str
+
+    def __str__(self) -> str:
+        return f"{self.key}={self.value} ({self.first})"
+
+
+def differences(config: Mapping[str, Any], first: Mapping[str, Any]) -> tuple[Difference, ...]:
+    """The settings of an arm that differ from those of the first one; `FIRST` come first.
+
+    What a trainer does not read is no setting of its: verl's modes do not read the `seamless:` node. Beside such an
+    arm, ours has what is no default there, and its bound on staleness in any case.
+    """
+    own, other = settings_read(config), settings_read(first)
+    defaults = {row.key: written(row.default) for row in rows(SeamlessConfig, NODE)}
+    listed = [
+        key
+        for key in own | other
+        if own.get(key, ABSENT) != other.get(key, ABSENT)
+        and (key == BOUND or key in own.keys() & other.keys() or (own | other)[key] != defaults.get(key))
+    ]
+    listed.sort(key=lambda key: (FIRST.index(key) if key in FIRST else len(FIRST), key))
+    return tuple(Difference(key, own.get(key, ABSENT), other.get(key, ABSENT)) for key in listed)
+
+
+def settings_read(config: Mapping[str, Any]) -> dict[str, str]:
+    """What the trainer of this config may read, by key, without the places and the names of one run."""
+    unread = select(config, MODE) in VERL_MODES
+    return {
+        key: written(value)
+        for key, value in leaves(config)
+        if key not in PLACES and key.rpartition(".")[2] not in NAMES and not (unread and key.startswith(f"{NODE}."))
+    }
+
+
+def leaves(node: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in node.items():
+        if isinstance(value, Mapping) and value:
+            yield from leaves(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
+
+
+def written(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, default=str)

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-import re
 import shlex
 import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
@@ -16,11 +15,11 @@ from seamless_verl.cli.main import COMMANDS, OVERRIDE
 from seamless_verl.cli.output import write
 from seamless_verl.config.words import misread_of
 from seamless_verl.errors import ConfigError
-from seamless_verl.tools.compare.arms import DEFAULT_ARMS, ComparedArm, JobFacts, parse_arms, repeated, with_short_poll
-from seamless_verl.tools.compare.job import Job, job_named, with_data
-from seamless_verl.tools.compare.outcome import RunState
-from seamless_verl.tools.compare.plan import SKIP, STEPS, Options, check_arms
-from seamless_verl.tools.compare.probing import probe_arms, probe_job
+from seamless_verl.tools.compare.arms import DEFAULT_ARMS, ComparedArm, parse_arms, repeated, with_short_poll
+from seamless_verl.tools.compare.comparison import RunState
+from seamless_verl.tools.compare.engine_baseline import with_data
+from seamless_verl.tools.compare.job import SKIP, STEPS, TIMEOUT_S, Job, Options, check_arms, job_named
+from seamless_verl.tools.compare.probe import probe_arms, probe_job
 from seamless_verl.tools.compare.report import ending
 from seamless_verl.tools.compare.running import exit_on_signals
 from seamless_verl.tools.compare.series import RunSeries, cannot_run
@@ -71,29 +70,17 @@ def add_command(commands: Commands) -> None:
     add("--bound", action="store_true", help="of a workload: measure an engine alone, and report the bubble-free bound")
     add("--devices", type=int, metavar="N", help="of every arm, by default as many as the job has")
     add("--out", type=Path, help="folder of the report; runs/compare/<job> by default")
-    add("--timeout", type=float, default=3600.0, metavar="SECONDS", help="of one run")
+    add("--timeout", dest="timeout_s", type=float, default=TIMEOUT_S, metavar="SECONDS", help="of one run")
     parser.set_defaults(run=compare)
 
 
 def compare(args: argparse.Namespace) -> int:
     """Raises ConfigError for settings that cannot work, before anything runs, and for a disk that is full meanwhile."""
-    needs_parts()
+    for name in PARTS:
+        if importlib.util.find_spec(name) is None:
+            raise ConfigError("compare", name, "is not installed, and makes the report", f"pip install {name}")
     target, overrides = split_job(args.job)
-    options = Options(
-        args.steps,
-        args.skip,
-        parse_seeds(args.seeds),
-        args.rounds,
-        args.validate,
-        args.devices,
-        args.timeout,
-        args.equal_tokens,
-        args.target_reward,
-        tuple(parse_bounds(args.staleness)) if args.staleness else (),
-        tuple(parse_rates(args.learning_rates)) if args.learning_rates else (),
-        args.short_poll,
-        args.bound,
-    )
+    options = options_of(args)
     options.check()
     arms = parse_arms(args.arms) if args.arms else None
     repeated(arms or default_arms(), options.bounds, options.rates)
@@ -109,68 +96,59 @@ def compare(args: argparse.Namespace) -> int:
         return make(series)
 
 
+def options_of(args: argparse.Namespace) -> Options:
+    """What the command line has, lists parsed."""
+    lists = {
+        "seeds": parse_seeds(args.seeds),
+        "bounds": parse_bounds(args.staleness) if args.staleness else (),
+        "rates": parse_rates(args.learning_rates) if args.learning_rates else (),
+    }
+    return Options(**{name: getattr(args, name) for name in Options.__dataclass_fields__ if name not in lists} | lists)
+
+
 def prepared(job: Job, arms: Sequence[ComparedArm] | None, options: Options, out: Path) -> RunSeries:
     """The comparison, with each arm checked; ConfigError when there is nothing to compare."""
     sys.stderr.write(f"checking the job {job.name}: its settings, after what its recipe makes, if it is one\n")
     wanted = arms or default_arms()
     check_arms(wanted, options)
-    job = with_data(job, options.steps, validate=options.validate, bound=options.bound, timeout_s=options.timeout_s)
-    splits = any(arm.mode == "separate_async" for arm in wanted)
-    facts, _ = probe_job(job, options, out, splits=splits)
-    chosen = [arm for arm in wanted if arms or fits(arm, facts)]
+    job = with_data(job, options)
+    facts = probe_job(job, options, out, splits=any(arm.mode == "separate_async" for arm in wanted))
+    if arms is None and facts.machines.total <= 1:
+        sys.stderr.write("separate_async is left out: it needs two devices, and there is one\n")
+        wanted = [arm for arm in wanted if arm.mode != "separate_async"]
     if options.short_poll:
-        chosen = [with_short_poll(arm) for arm in chosen]
-    probed = probe_arms(job, repeated(chosen, options.bounds, options.rates), facts, options, out, sys.stderr.write)
-    series = RunSeries(job, probed, options, facts.machines.total, out, command_line())
+        wanted = [with_short_poll(arm) for arm in wanted]
+    probed = probe_arms(job, repeated(wanted, options.bounds, options.rates), facts, options, out, sys.stderr.write)
+    command = shlex.join(["seamless-verl", *sys.argv[1:]])  # to be given again
+    series = RunSeries(job, probed, options, facts.machines.total, out, command)
     sys.stderr.write("".join(f"{line}\n" for line in unable_lines(series)))
     return series
 
 
-def unable_lines(series: RunSeries) -> Iterator[str]:
+def unable_lines(series: RunSeries) -> list[str]:
     """A line for each arm that cannot run here, which is a warning where it was to be a baseline."""
-    for one in series.arms:
-        if one.config is None:
-            warning = series.warnings.get(one.arm.name)
-            yield cannot_run(one) if warning is None else f"warning: {warning}"
+    lost = {one.arm.name: cannot_run(one) for one in series.arms if one.config is None}
+    return [f"warning: {series.warnings[arm]}" if arm in series.warnings else line for arm, line in lost.items()]
 
 
 def default_arms() -> list[ComparedArm]:
     return parse_arms(",".join(DEFAULT_ARMS))
 
 
-def fits(arm: ComparedArm, facts: JobFacts) -> bool:
-    """Whether there are devices for an arm that nobody asked for by name."""
-    if arm.mode != "separate_async" or facts.machines.total > 1:
-        return True
-    sys.stderr.write("separate_async is left out: it needs two devices, and there is one\n")
-    return False
-
-
 def make(series: RunSeries) -> int:
     """Make the runs; the exit code. After a signal, what there is is reported."""
+    code = 0
     try:
         series.make()
     except SystemExit as end:
         series.interrupt()
-        if end.code != 128 + signal.SIGHUP:  # then the terminal is closed
-            say_ending(series)
-        return int(end.code or 0)
-    say_ending(series)
-    work = series.forced_work()
-    unequal = work is not None and bool(work.unequal)
-    return int(unequal or any(run.state is not RunState.FINISHED for run in series.runs))
-
-
-def say_ending(series: RunSeries) -> None:
-    place = f"The report is in {series.out / 'report.html'}, and as text beside it."
-    write(f"{ending(series.comparison())}\n{place}")
-
-
-def needs_parts() -> None:
-    """ConfigError where a library of the report is not installed."""
-    for name in PARTS:
-        if importlib.util.find_spec(name) is None:
-            raise ConfigError("compare", name, "is not installed, and makes the report", f"pip install {name}")
+        code = int(end.code or 0)
+    found = series.comparison()
+    if code != 128 + signal.SIGHUP:  # then the terminal is closed
+        place = f"The report is in {series.out / 'report.html'}, and as text beside it."
+        write(f"{ending(found)}\n{place}")
+    unequal = found.forced_work is not None and bool(found.forced_work.unequal)
+    return code or int(unequal or any(run.state is not RunState.FINISHED for run in series.runs))
 
 
 def split_job(words: Sequence[str]) -> tuple[str | None, list[str]]:
@@ -186,39 +164,42 @@ def split_job(words: Sequence[str]) -> tuple[str | None, list[str]]:
     return target, overrides
 
 
-def parse_seeds(text: str) -> tuple[int, ...]:
-    if not re.fullmatch(r"\d+(,\d+)*", text):
-        raise ConfigError("--seeds", text, "are not numbers", "Write them as --seeds 1,2,3")
-    return tuple(map(int, text.split(",")))
-
-
-def parse_bounds(text: str) -> list[int]:
-    """Whole numbers between commas; ConfigError for anything else."""
-    parts = text.split(",")
-    way_out = "Write them as --staleness 0,1,4"
-    if not all(part.isdecimal() for part in parts):
-        raise ConfigError("--staleness", text, "are not whole numbers of 0 or more between commas", way_out)
-    bounds = [int(part) for part in parts]
-    if len(set(bounds)) < len(bounds):
-        raise ConfigError("--staleness", text, "names one twice", way_out)
-    return bounds
-
-
-def parse_rates(text: str) -> list[str]:
-    """Numbers above 0 between commas, as they were written; ConfigError for anything else."""
-    parts = text.split(",")
+def parse_list(
+    option: str, text: str, number: Callable[[str], float], reason: str, example: str, *, once: bool = True
+) -> tuple[str, ...]:
+    """What stands between commas; ConfigError where `number` raises ValueError for a part, or one comes twice."""
+    parts = tuple(text.split(","))
     try:
-        values = {float(part) for part in parts}
-    except ValueError:
-        values = {0.0}
-    way_out = "Write them as --learning-rates 5e-4,1e-3"
-    if not all(0 < value < 1 for value in values):
-        raise ConfigError("--learning-rates", text, "are not numbers between 0 and 1", way_out)
-    if len(values) < len(parts):
-        raise ConfigError("--learning-rates", text, "names one twice", way_out)
+        numbers = {number(part) for part in parts}
+    except ValueError as error:
+        raise ConfigError(option, text, reason, f"Write them as {option} {example}") from error
+    if once and len(numbers) < len(parts):
+        raise ConfigError(option, text, "names one twice", f"Write them as {option} {example}")
     return parts
 
 
-def command_line() -> str:
-    """This command, to be given again."""
-    return shlex.join(["seamless-verl", *sys.argv[1:]])
+def whole(text: str) -> int:
+    if not text.isdecimal():
+        raise ValueError(text)
+    return int(text)
+
+
+def rate(text: str) -> float:
+    if not 0 < float(text) < 1:
+        raise ValueError(text)
+    return float(text)
+
+
+def parse_seeds(text: str) -> tuple[int, ...]:
+    """Whole numbers; whether one comes twice is `Options.check`'s."""
+    return tuple(map(int, parse_list("--seeds", text, whole, "are not numbers", "1,2,3", once=False)))
+
+
+def parse_bounds(text: str) -> tuple[int, ...]:
+    reason = "are not whole numbers of 0 or more between commas"
+    return tuple(map(int, parse_list("--staleness", text, whole, reason, "0,1,4")))
+
+
+def parse_rates(text: str) -> tuple[str, ...]:
+    """As they were written, by which arms are named."""
+    return parse_list("--learning-rates", text, rate, "are not numbers between 0 and 1", "5e-4,1e-3")

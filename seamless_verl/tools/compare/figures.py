@@ -1,28 +1,25 @@
-"""The figures of a run, from the steps that it logged and from what was seen of its devices. Pure.
+"""The figures of a run, from the steps that it logged and from what was seen of its devices; statistics of few runs.
 
 Times are between the logged ends of two steps, with a step's validation and checkpoint in them: meanwhile asynchronous
-modes, ours too, generate what later steps train, and sync has nothing in flight. In the time without these, which is
-given beside it, such a mode has generation that nobody times. The first `skip` steps are left out: in them engines
-warm up, and asynchronous modes fill their queues. Tokens are those of the responses that were trained, tools' answers
-included.
+modes, ours too, generate what later steps train, and sync has nothing in flight. The first `skip` steps are left out:
+in them engines warm up, and asynchronous modes fill their queues. Tokens are those of the responses that were trained,
+tools' answers included. Pure.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import mean, median
+from math import sqrt
+from statistics import mean, median, variance
 from typing import Any
 
 from seamless_verl.errors import ConfigError
 from seamless_verl.runtime.step_metrics import RESPONSE, response_tokens, validation_reward
 
-REWARD = "critic/score/mean"
-STALENESS_MEAN = "training/off_policy/trajectory_staleness_worst/mean"  # of each sample's oldest tokens
-STALENESS_MAX = "training/off_policy/trajectory_staleness_worst/max"
-EVICTED = "training/off_policy/evicted_samples"  # groups, whatever its name says
+STALENESS = "training/off_policy/trajectory_staleness_worst"  # of each sample's oldest tokens
 DROPPED_GROUPS = (
-    EVICTED,
+    "training/off_policy/evicted_samples",  # groups, whatever its name says
     "training/filter_groups/evicted_samples",
     "training/filter_groups/discarded_surplus_samples",
     "training/rollout_failure/evicted_samples",
@@ -31,8 +28,13 @@ DROPPED_GROUPS = (
 enough; failed. A group is in one of them. Only verl's asynchronous modes count one twice that is both too old and
 filtered, and their logs do not say which."""
 MASKED = ("seamless/tokens/masked_as_stale", "seamless/tokens/masked_as_pivot")
-OWN_IDLE = "seamless/device/idle_share"
 NOT_TRAINING = ("timing_s/testing", "timing_s/save_checkpoint")
+LOGGED = {
+    "reward": "critic/score/mean",
+    "staleness_mean": f"{STALENESS}/mean",
+    "staleness_max": f"{STALENESS}/max",
+    "own_idle": "seamless/device/idle_share",
+}
 TIMES = {
     "wait_s": "timing_s/gen",
     "update_s": "timing_s/update_actor",
@@ -42,6 +44,8 @@ TIMES = {
 """Parts of a step: the wait for samples, the actor's updates, weights to the engines, a trainer's device generating."""
 LAST = 3  # validations, or that many times as many steps, whose mean reward is what a run has learned
 TRAINED_LAST = 5  # steps, where nothing was validated
+QUANTILES = {1: 12.71, 2: 4.30, 3: 3.18, 4: 2.78, 5: 2.57, 6: 2.45, 7: 2.36, 8: 2.31, 10: 2.23, 15: 2.13, 30: 2.04}
+"""Student's t, two-sided 95%, by degrees of freedom; for those between, the next lower ones."""
 Row = Mapping[str, Any]
 
 
@@ -118,7 +122,7 @@ class StepSize:
 
 
 def step_figures(
-    steps: Sequence[Mapping[str, Any]], size: StepSize, idle: Callable[[float, float], float | None]
+    steps: Sequence[Row], size: StepSize, idle: Callable[[float, float], float | None]
 ) -> list[StepFigures]:
     """The steps in order, a validation before the first as step 0; `idle` gives the share between two times."""
     found: list[StepFigures] = []
@@ -132,18 +136,14 @@ def step_figures(
                 step=step,
                 at_s=at,
                 seconds=seconds,
-                training_s=None if seconds is None else max(0.0, seconds - sum(values_of(NOT_TRAINING, row))),
+                training_s=None if seconds is None else max(0.0, seconds - total(NOT_TRAINING, row)),
                 tokens=response_tokens(row),
                 samples=step * size.samples,
-                reward=number(row, REWARD),
                 validation=validation,
                 validation_of=validation_of,
-                staleness_mean=number(row, STALENESS_MEAN),
-                staleness_max=number(row, STALENESS_MAX),
                 dropped_tokens=dropped_tokens(row, size),
                 idle=None if before is None else idle(before, at),
-                own_idle=number(row, OWN_IDLE),
-                **{name: number(row, metric) for name, metric in TIMES.items()},
+                **{name: number(row, metric) for name, metric in (LOGGED | TIMES).items()},
             )
         )
         before = at
@@ -155,21 +155,22 @@ def run_figures(steps: Sequence[StepFigures], size: StepSize, *, skip: int, idle
     check_skip(skip, max((step.step for step in steps), default=0))
     kept = [step for step in steps if step.step > skip and step.seconds is not None]
     seconds = [step.seconds for step in kept if step.seconds is not None]
-    training_s = sum(step.training_s or 0.0 for step in kept)
-    tokens, oldest = sum(step.tokens for step in kept), highest(step.staleness_max for step in kept)
-    staleness = mean_or_none(step.staleness_mean for step in kept)
+    training_s, tokens = sum(step.training_s or 0.0 for step in kept), sum(step.tokens for step in kept)
+    oldest = of_known(max, (step.staleness_max for step in kept))
+    staleness = of_known(mean, (step.staleness_mean for step in kept))
     dropped, trained = sum(step.dropped_tokens for step in steps), sum(step.tokens for step in steps)
     reward, reward_of = learned(steps)
+    own = [(step.own_idle * step.seconds, step.seconds) for step in kept if step.own_idle is not None and step.seconds]
     return RunFigures(
         tokens_per_s=tokens / sum(seconds),
         training_tokens_per_s=tokens / training_s if training_s else 0.0,
         step_s=median(seconds),
         idle=idle,
-        own_idle=time_mean((step.own_idle, step.seconds) for step in kept),
+        own_idle=sum(idle_s for idle_s, _ in own) / sum(step_s for _, step_s in own) if own else None,
         staleness_mean=staleness,
         staleness_max=oldest,
-        staleness_updates=in_updates(oldest, size.updates, size.updates - 1),
-        staleness_updates_mean=in_updates(staleness, size.updates, (size.updates - 1) / 2),
+        staleness_updates=None if oldest is None else oldest * size.updates + size.updates - 1,
+        staleness_updates_mean=None if staleness is None else staleness * size.updates + (size.updates - 1) / 2,
         dropped_tokens=dropped,
         dropped_share=dropped / (dropped + trained) if dropped + trained else 0.0,
         reward=reward,
@@ -178,34 +179,38 @@ def run_figures(steps: Sequence[StepFigures], size: StepSize, *, skip: int, idle
         seconds=sum(seconds),
         training_s=training_s,
         tokens=tokens,
-        **{name: median_or_none(getattr(step, name) for step in kept) for name in TIMES},
+        **{name: of_known(median, (getattr(step, name) for step in kept)) for name in TIMES},
     )
 
 
 def seconds_so_far(steps: Sequence[StepFigures], *, validations: bool = True) -> dict[int, float]:
     """By step: the seconds of all steps since the end of the first one, with validations and checkpoints or without."""
-    found, total = dict[int, float](), 0.0
+    found, so_far = dict[int, float](), 0.0
     for step in steps:
         if step.step > 0:
             seconds = step.seconds if validations else step.training_s
-            total += (seconds or 0.0) if found else 0.0
-            found[step.step] = total
+            so_far += (seconds or 0.0) if found else 0.0
+            found[step.step] = so_far
     return found
 
 
-def in_updates(versions: float | None, updates: int, at: float) -> float | None:
-    """Staleness in optimizer updates before the `at`-th of a step, from 0; a version has `updates` of them."""
-    return None if versions is None else versions * updates + at
+def rewards_of(steps: Sequence[StepFigures]) -> tuple[list[tuple[StepFigures, float]], int, str]:
+    """The rewards by step that say what a run has learned, over how many of them the mean is taken, and its words.
+
+    Those are its validations, or its trained samples where it did not validate so often.
+    """
+    made = [step for step in steps if step.step > 0]
+    validated = [(step, step.validation) for step in made if step.validation is not None]
+    if len(validated) >= LAST:
+        return validated, LAST, f"the last {LAST} validations, each {validated[-1][0].validation_of}"
+    trained = [(step, step.reward) for step in made if step.reward is not None]
+    return trained, TRAINED_LAST, f"the samples of the last {TRAINED_LAST} steps"
 
 
 def learned(steps: Sequence[StepFigures]) -> tuple[float | None, str]:
     """What a run has learned, and of what it is the mean: of its last validations, or of its last steps' samples."""
-    validated = [step for step in steps if step.step > 0 and step.validation is not None]
-    if len(validated) >= LAST:
-        rewards = [step.validation for step in validated[-LAST:] if step.validation is not None]
-        return mean(rewards), f"the last {LAST} validations, each {validated[-1].validation_of}"
-    trained = [step.reward for step in steps if step.reward is not None][-TRAINED_LAST:]
-    return (mean(trained) if trained else None), f"the samples of the last {TRAINED_LAST} steps"
+    rewards, window, words = rewards_of(steps)
+    return (mean(reward for _, reward in rewards[-window:]) if rewards else None), words
 
 
 def check_skip(skip: int, steps: int) -> None:
@@ -217,8 +222,7 @@ def check_skip(skip: int, steps: int) -> None:
 
 def dropped_tokens(row: Row, size: StepSize) -> float:
     """Response tokens that were not trained: dropped groups at the step's mean length, and tokens masked one by one."""
-    whole = sum(values_of(DROPPED_GROUPS, row)) * size.group * (number(row, RESPONSE) or 0.0)
-    return whole + sum(values_of(MASKED, row))
+    return total(DROPPED_GROUPS, row) * size.group * (number(row, RESPONSE) or 0.0) + total(MASKED, row)
 
 
 def number(row: Row, name: str) -> float | None:
@@ -226,26 +230,55 @@ def number(row: Row, name: str) -> float | None:
     return float(value) if isinstance(value, int | float) else None
 
 
-def values_of(names: Iterable[str], row: Row) -> list[float]:
-    """The values of the metrics that a step has."""
-    return [value for name in names if (value := number(row, name)) is not None]
+def total(names: Iterable[str], row: Row) -> float:
+    """The sum of the metrics that a step has."""
+    return sum(number(row, name) or 0.0 for name in names)
 
 
-def highest(values: Iterable[float | None]) -> float | None:
-    return max((value for value in values if value is not None), default=None)
-
-
-def mean_or_none(values: Iterable[float | None]) -> float | None:
+def of_known(fold: Callable[[list[float]], float], values: Iterable[float | None]) -> float | None:
+    """The mean, the median or the highest of the values that there are; None without any."""
     found = [value for value in values if value is not None]
-    return mean(found) if found else None
+    return fold(found) if found else None
 
 
-def median_or_none(values: Iterable[float | None]) -> float | None:
-    found = [value for value in values if value is not None]
-    return median(found) if found else None
+@dataclass(frozen=True)
+class Spread:
+    """The median of some values, the lowest and the highest of them."""
+
+    median: float
+    lowest: float
+    highest: float
+    values: int
+
+    @classmethod
+    def of(cls, values: Iterable[float | None]) -> Spread | None:
+        """Of the values that there are; None without any."""
+        found = [value for value in values if value is not None]
+        return cls(median(found), min(found), max(found), len(found)) if found else None
 
 
-def time_mean(values: Iterable[tuple[float | None, float | None]]) -> float | None:
-    """The mean of values over time: each with its seconds, those without a value left out."""
-    found = [(value, seconds) for value, seconds in values if value is not None and seconds]
-    return sum(value * seconds for value, seconds in found) / sum(s for _, s in found) if found else None
+@dataclass(frozen=True)
+class RewardTest:
+    """The reward of an arm less that of the baseline, and half the width of the difference's 95% interval.
+
+    By Welch's t test (B. L. Welch, Biometrika 34, 1947): there are few runs, and their variances differ. The two are
+    within noise when zero is in the interval.
+    """
+
+    difference: float
+    half_width: float
+
+    @property
+    def equal(self) -> bool:
+        return abs(self.difference) <= self.half_width
+
+    @classmethod
+    def of(cls, own: Sequence[float], other: Sequence[float]) -> RewardTest | None:
+        """Of the rewards of runs, those of the baseline last; None where either has no two, and so no variance."""
+        if min(len(own), len(other)) < 2:
+            return None
+        each = [(variance(rewards) / len(rewards), len(rewards) - 1) for rewards in (own, other)]
+        both = sum(of_mean for of_mean, _ in each)
+        freedom = both**2 / sum(of_mean**2 / runs for of_mean, runs in each) if both else 1.0
+        quantile = QUANTILES[max(known for known in QUANTILES if known <= max(freedom, 1) + 1e-9)]
+        return cls(mean(own) - mean(other), quantile * sqrt(both))

@@ -10,31 +10,13 @@ import json
 import os
 import random
 import time
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopOutput
 
-from seamless_verl.tools.compare.workloads import SAMPLES_FILE, TURN_S, WORKLOADS, ForcedTurn
-
-
-@dataclass
-class Conversation:
-    """Tokens so far: mask 1 and a logprob for generated ones, mask 0 for a tool's; seconds by turn."""
-
-    prompt: list[int]
-    response: list[int] = field(default_factory=list)
-    mask: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    seconds: list[float] = field(default_factory=list)
-    versions: list[int] = field(default_factory=list)
-
-    def add(self, ids: list[int], logprobs: list[float] | None) -> None:
-        self.response += ids
-        self.mask += [int(logprobs is not None)] * len(ids)
-        self.logprobs += [0.0] * len(ids) if logprobs is None else logprobs
+from seamless_verl.tools.compare.workloads import SAMPLES_FILE, TURN_S, WORKLOADS
 
 
 class ForcedLengthLoop(AgentLoopBase):  # type: ignore[misc]
@@ -54,64 +36,50 @@ class ForcedLengthLoop(AgentLoopBase):  # type: ignore[misc]
         self.record = Path(self.config.trainer.default_local_dir) / SAMPLES_FILE
 
     async def run(self, sampling_params: dict[str, Any], **kwargs: Any) -> AgentLoopOutput:
-        place = (int(kwargs["index"]), int(kwargs["session_id"]))
-        conversation = Conversation(await self.ct_build_initial_tokens(list(kwargs["raw_prompt"])))
-        request, turns = uuid4().hex, self.workload.sample(*place)
+        index, session = int(kwargs["index"]), int(kwargs["session_id"])
+        prompt = await self.ct_build_initial_tokens(list(kwargs["raw_prompt"]))
+        request, turns = uuid4().hex, self.workload.sample(index, session)
+        # By token: mask 1 and a logprob for a generated one, mask 0 for a tool's; by turn: seconds.
+        ids, mask, logprobs, seconds, versions = list[int](), list[int](), list[float](), list[float](), list[int]()
         for turn in turns:
-            await self.generate(conversation, request, turn, sampling_params)
-            if turn.tool_tokens:
-                await asyncio.sleep(turn.wait_s)  # the tool's work
-                conversation.add(self.tool_result(turn, f"{place}/{len(conversation.response)}"), None)
-        self.append_record(place, turns, conversation)
+            began = time.monotonic()
+            sampling = {**sampling_params, "max_tokens": turn.tokens, "ignore_eos": True}
+            output = await self.server_manager.generate(
+                request_id=request, prompt_ids=prompt + ids, sampling_params=sampling
+            )
+            seconds.append(time.monotonic() - began)
+            if len(output.token_ids) != turn.tokens or len(output.log_probs or ()) != turn.tokens:
+                # Its group then fails, and the report counts what was generated.
+                raise RuntimeError(f"{len(output.token_ids)} tokens instead of {turn.tokens}: {output.stop_reason}")
+            await asyncio.sleep(turn.wait_s)  # the tool's work
+            # A tool's result is random, and the same at the same place in every arm.
+            draw = random.Random(f"{(index, session)}/{len(ids) + turn.tokens}")
+            result = draw.choices(range(len(self.tokenizer) // 2), k=turn.tool_tokens)
+            ids += [*output.token_ids, *result]
+            mask += [1] * turn.tokens + [0] * turn.tool_tokens
+            logprobs += [*output.log_probs, *[0.0] * turn.tool_tokens]
+            found = (output.extra_fields.get(f"{which}global_steps") for which in ("min_", "max_", ""))
+            versions += [version for version in found if version is not None]
+        line = {"index": index, "session": session, "prompt": prompt, "tokens": [turn.tokens for turn in turns]}
+        self.append_record(line | {"seconds": [round(one, 4) for one in seconds], "at": time.time()})
         return AgentLoopOutput(
-            prompt_ids=conversation.prompt,
-            response_ids=conversation.response,
-            response_mask=conversation.mask,
-            response_logprobs=conversation.logprobs,
+            prompt_ids=prompt,
+            response_ids=ids,
+            response_mask=mask,
+            response_logprobs=logprobs,
             num_turns=2 * len(turns),
-            metrics={"generate_sequences": sum(conversation.seconds), "tool_calls": sum(turn.wait_s for turn in turns)},
+            metrics={"generate_sequences": sum(seconds), "tool_calls": sum(turn.wait_s for turn in turns)},
             extra_fields={
-                "min_global_steps": min(conversation.versions, default=None),
-                "max_global_steps": max(conversation.versions, default=None),
+                "min_global_steps": min(versions, default=None),
+                "max_global_steps": max(versions, default=None),
                 "turn_scores": [],
                 "tool_rewards": [],
             },
         )
 
-    async def generate(
-        self, conversation: Conversation, request: str, turn: ForcedTurn, sampling: dict[str, Any]
-    ) -> None:
-        """One turn of exactly its tokens."""
-        began = time.monotonic()
-        output = await self.server_manager.generate(
-            request_id=request,
-            prompt_ids=conversation.prompt + conversation.response,
-            sampling_params={**sampling, "max_tokens": turn.tokens, "ignore_eos": True},
-        )
-        conversation.seconds.append(time.monotonic() - began)
-        if len(output.token_ids) != turn.tokens or len(output.log_probs or ()) != turn.tokens:
-            # Its group then fails, and the report counts what was generated.
-            raise RuntimeError(f"{len(output.token_ids)} tokens instead of {turn.tokens}: {output.stop_reason}")
-        conversation.add(list(output.token_ids), list(output.log_probs))
-        versions = (output.extra_fields.get(name) for name in ("min_global_steps", "max_global_steps", "global_steps"))
-        conversation.versions += [version for version in versions if version is not None]
-
-    def tool_result(self, turn: ForcedTurn, seed: str) -> list[int]:
-        """A tool's result: random ids, the same at the same place in every arm."""
-        return random.Random(seed).choices(range(len(self.tokenizer) // 2), k=turn.tool_tokens)
-
-    def append_record(self, place: tuple[int, int], turns: list[ForcedTurn], conversation: Conversation) -> None:
-        """Appends the line of a finished sample to the record."""
-        line = {
-            "index": place[0],
-            "session": place[1],
-            "prompt": conversation.prompt,
-            "tokens": [turn.tokens for turn in turns],
-            "seconds": [round(seconds, 4) for seconds in conversation.seconds],
-            "at": time.time(),
-        }
+    def append_record(self, line: dict[str, Any]) -> None:
+        """In one write to a file opened for appending: lines of several workers do not mix."""
         self.record.parent.mkdir(parents=True, exist_ok=True)
-        # One write to a file opened for appending: lines of several workers do not mix.
         descriptor = os.open(self.record, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         try:
             os.write(descriptor, json.dumps(line).encode() + b"\n")

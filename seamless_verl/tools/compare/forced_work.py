@@ -1,15 +1,13 @@
-"""What holds of a workload's runs alone: whether they did the same work, and how near each is to a bound.
+"""What holds of a workload's runs alone: whether they did the same work, and how near each is to a bound. Pure.
 
 The bubble-free bound is the time of a step if all devices were busy at unit rates all the time:
 
     step_s >= (generated / rate + trained * update) / devices
 
-`rate` is what one engine alone generates in a second with every seat taken, by the workload's own lengths; `update` the
-device-seconds a trained token takes, the fastest of any arm. Prefill, weight updates, hand-overs and helpers are left
-out, so no trainer can reach it. It takes any staleness for granted: without staleness a batch's own tail adds to it.
-
-Invariant: samples at the same place (the prompt's index, the sample's number in its group) have the same prompt and the
-same lengths in every run of a workload. Pure.
+`rate` is what one engine alone generates in a second with every seat taken; `update` the device-seconds a trained token
+takes, the fastest of any arm. Prefill, weight updates, hand-overs and helpers are left out, so no trainer can reach it.
+It takes any staleness for granted: without staleness a batch's own tail adds to it. The same work: samples at the same
+place (the prompt's index, the sample's number in its group) have the same prompt and lengths in every run.
 """
 
 from __future__ import annotations
@@ -19,10 +17,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean, median
-from typing import Any
+from typing import Any, NamedTuple
 
-from seamless_verl.tools.compare.figures import median_or_none
-from seamless_verl.tools.compare.statistics import Spread
+from seamless_verl.tools.compare.figures import Spread, of_known
 from seamless_verl.tools.compare.workloads import DEVICES, Workload
 
 SHOWN = 10  # differences
@@ -30,20 +27,19 @@ Place = tuple[int, int]
 Logged = Sequence[Mapping[str, Any]]
 
 
-@dataclass(frozen=True)
-class SampleRecord:
+class SampleRecord(NamedTuple):
     """A finished sample: its prompt, and the tokens and seconds of its turns."""
 
     prompt: tuple[int, ...]
     tokens: tuple[int, ...]
     seconds: tuple[float, ...]
 
-    def same_work(self, other: SampleRecord) -> bool:
-        return self.prompt == other.prompt and self.tokens == other.tokens
+    @property
+    def work(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        return self.prompt, self.tokens
 
 
-@dataclass(frozen=True)
-class WorkedRun:
+class WorkedRun(NamedTuple):
     """A finished run: its arm, what it logged, what it generated, and how many devices update together."""
 
     arm: str
@@ -53,8 +49,7 @@ class WorkedRun:
     trains: int
 
 
-@dataclass(frozen=True)
-class Bound:
+class Bound(NamedTuple):
     """The bound of a mean step: its generated tokens, and the device-seconds that these and the trained ones take."""
 
     generated: float
@@ -72,51 +67,42 @@ class Bound:
 
 @dataclass(frozen=True)
 class ForcedWork:
-    """Of a workload's runs: generated tokens trained in a second by arm, their budget, and `unequal` work.
+    """Of a workload's runs: generated tokens trained in a second by arm, their budget, the bound, and what differs.
 
     `budget` is the generated tokens that were trained over those of as many prompts in the data set's order:
-    asynchronous modes take what is finished first, so that it need not be 1.
+    asynchronous modes take what is finished first, so that it need not be 1. `lines` are sentences of the report.
     """
 
-    workload: Workload
     rates: Mapping[str, Spread]
     budget: Mapping[str, float]
     bound: Bound | None
-    turn_s: float
-    common: int
     unequal: tuple[str, ...]
-
-    @property
-    def lines(self) -> list[str]:
-        """Sentences of the report."""
-        tool = self.workload.tool
-        tools = "" if tool is None else f", a tool's work {tool.mean:.2f} s"
-        found = [f"{self.workload.what}. A turn's generation took {self.turn_s:.2f} s{tools}, on the mean."]
-        if (limit := self.bound) is not None:
-            found.append(
-                f"The bubble-free bound is {limit.tokens_per_s:,.0f} tokens/s, {limit.step_s:.2f} s a step: "
-                f"{limit.generate_s:.2f} device-seconds of generation and {limit.update_s:.2f} of update on "
-                f"{DEVICES} devices."
-            )
-        same = f"The same prompts and lengths in all runs; {self.common} samples are in every one."
-        return [*found, "NOT THE SAME WORK:" if self.unequal else same, *self.unequal[:SHOWN]]
+    lines: tuple[str, ...]
 
 
 def forced_work(workload: Workload, runs: Sequence[WorkedRun], rates: Mapping[int, float], skip: int) -> ForcedWork:
     """The facts of finished runs, at least one; without `rates` of an engine alone there is no bound."""
-    arms = dict.fromkeys(run.arm for run in runs)
-    by_arm = {arm: [run for run in runs if run.arm == arm] for arm in arms}
-    places = [set(run.samples) for run in runs]
+    by_arm = {run.arm: [other for other in runs if other.arm == run.arm] for run in runs}
     every = [sample for run in runs for sample in run.samples.values()]
     found = {arm: Spread.of(rate_of(workload, run.logged, skip) for run in of_arm) for arm, of_arm in by_arm.items()}
+    limit, unequal = bound_of(workload, runs, every, rates, skip), differences({run.name: run.samples for run in runs})
+    turn_s = mean(second for sample in every for second in sample.seconds)
+    tools = "" if workload.tool is None else f", a tool's work {workload.tool.mean:.2f} s"
+    lines = [f"{workload.what}. A turn's generation took {turn_s:.2f} s{tools}, on the mean."]
+    if limit is not None:
+        lines.append(
+            f"The bubble-free bound is {limit.tokens_per_s:,.0f} tokens/s, {limit.step_s:.2f} s a step: "
+            f"{limit.generate_s:.2f} device-seconds of generation and {limit.update_s:.2f} of update on "
+            f"{DEVICES} devices."
+        )
+    common = len(set.intersection(*(set(run.samples) for run in runs)))
+    same = f"The same prompts and lengths in all runs; {common} samples are in every one."
     return ForcedWork(
-        workload,
         rates={arm: spread for arm, spread in found.items() if spread is not None},
         budget={arm: median(budget_of(workload, run.logged) for run in of_arm) for arm, of_arm in by_arm.items()},
-        bound=bound_of(workload, runs, every, rates, skip),
-        turn_s=mean(second for sample in every for second in sample.seconds),
-        common=len(set.intersection(*places)),
-        unequal=tuple(differences({run.name: run.samples for run in runs})),
+        bound=limit,
+        unequal=tuple(unequal),
+        lines=(*lines, "NOT THE SAME WORK:" if unequal else same, *unequal[:SHOWN]),
     )
 
 
@@ -145,19 +131,19 @@ def bound_of(
     skip: int,
 ) -> Bound | None:
     """The bound with the fastest update of any arm; None without rates or updates."""
-    by_arm: dict[str, list[float]] = {}
+    updates: dict[str, list[float]] = {}
     for run in runs:
         rows = [step["data"] for step in run.logged[skip:] if "timing_s/update_actor" in step["data"]]
         seconds = [row["timing_s/update_actor"] * run.trains / row["perf/total_num_tokens"] for row in rows]
-        if (typical := median_or_none(seconds)) is not None:
-            by_arm.setdefault(run.arm, []).append(typical)
-    if workload.seats not in rates or not by_arm:
+        if (typical := of_known(median, seconds)) is not None:
+            updates.setdefault(run.arm, []).append(typical)
+    if workload.seats not in rates or not updates:
         return None
     steps = len(runs[0].logged)
     produced = workload.generated(range(steps * workload.prompts)) / steps
     prompts = mean(len(sample.prompt) for sample in samples) * workload.step_samples
     trained = produced + workload.tool_tokens_of_step + prompts
-    return Bound(produced, produced / rates[workload.seats], trained * min(map(median, by_arm.values())))
+    return Bound(produced, produced / rates[workload.seats], trained * min(map(median, updates.values())))
 
 
 def read_samples(path: Path, *, begins_again: bool = False) -> dict[Place, SampleRecord]:
@@ -171,7 +157,7 @@ def read_samples(path: Path, *, begins_again: bool = False) -> dict[Place, Sampl
         values = json.loads(line)
         place = (values["index"], values["session"])
         sample = SampleRecord(*(tuple(values[name]) for name in ("prompt", "tokens", "seconds")))
-        if place in found and not (begins_again and sample.same_work(found[place])):
+        if place in found and not (begins_again and sample.work == found[place].work):
             raise ValueError(f"{path}: {place} was generated twice")
         found[place] = sample
     return found
@@ -184,6 +170,6 @@ def differences(runs: Mapping[str, Mapping[Place, SampleRecord]]) -> list[str]:
     for name, samples in runs.items():
         for place, sample in samples.items():
             earlier, expected = first.setdefault(place, (name, sample))
-            if not expected.same_work(sample):
+            if expected.work != sample.work:
                 found.append(f"{name} differs from {earlier} at prompt {place[0]}, sample {place[1]}")
     return found

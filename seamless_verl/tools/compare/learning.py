@@ -1,28 +1,20 @@
 """What a run has learned, and when: its reward by samples and seconds, the time to a given one, and whether it fell.
 
-A single validation, or a single step, has few samples. So a reward is the mean of the last `LAST` validations, or of
-the samples of the last `TRAINED_LAST` steps where a run did not validate so often, and there is none before. Seconds
-are those since the end of the first step. Validations and checkpoints are part of them: without these, which is given
-besides, asynchronous modes would have untimed generation.
-
-The reward to reach is the one that the baseline has at its end, in its run of the same seed and round, or one that the
-user names; of a baseline that collapsed it is the highest that it had. With several learning rates it is the highest of
-theirs, so that all arms have the same one. A run that does not reach it counts as later than all that do, and so does
-one that failed: in medians, in ratios and in the choice of a learning rate. Arms whose runs make different numbers of
-steps have no target, for the shorter ones had less time to reach it. Pure.
+A reward is the mean of the last `LAST` validations, or of the samples of the last `TRAINED_LAST` steps, for a single
+one has few samples; there is none before. The reward to reach is the baseline's at its end, in its run of the same seed
+and round, or the highest that it had if it collapsed; with several learning rates the highest of theirs, so that all
+arms have the same one. A run that does not reach it, or fails, counts as later than all that do. Pure.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import mean, median
 
-from seamless_verl.tools.compare.comparison import Comparison
-from seamless_verl.tools.compare.figures import LAST, TRAINED_LAST, StepFigures, seconds_so_far
-from seamless_verl.tools.compare.outcome import Pair, RunState
-from seamless_verl.tools.compare.statistics import Spread
+from seamless_verl.tools.compare.comparison import Comparison, Pair, RunState
+from seamless_verl.tools.compare.figures import Spread, StepFigures, rewards_of, seconds_so_far
 
 FALLEN_TO = 0.5  # of its highest reward: a run that ends below has collapsed
 MADE = (RunState.FINISHED, RunState.FAILED)
@@ -49,27 +41,13 @@ class Collapse:
 
 def reward_points(steps: Sequence[StepFigures]) -> list[RewardPoint]:
     """The reward after each step at which there is one; the last of them is what `figures.learned` says."""
-    made = [step for step in steps if step.step > 0]
-    validated = [(step, step.validation) for step in made if step.validation is not None]
-    trained = [(step, step.reward) for step in made if step.reward is not None]
-    values, window = (validated, LAST) if len(validated) >= LAST else (trained, TRAINED_LAST)
+    values, window, _ = rewards_of(steps)
     seconds, training_s = seconds_so_far(steps), seconds_so_far(steps, validations=False)
     return [
-        RewardPoint(
-            step.step,
-            step.samples,
-            seconds[step.step],
-            training_s[step.step],
-            mean(reward for _, reward in values[end - window + 1 : end + 1]),
-        )
-        for end, (step, _) in enumerate(values)
-        if end + 1 >= window
+        RewardPoint(step.step, step.samples, seconds[step.step], training_s[step.step], mean(last))
+        for end, (step, _) in enumerate(values, 1)
+        if len(last := [reward for _, reward in values[max(0, end - window) : end]]) == window
     ]
-
-
-def first_at(points: Sequence[RewardPoint], target: float) -> RewardPoint | None:
-    """Where the reward is first at least `target`; None if it never is."""
-    return next((point for point in points if point.reward >= target), None)
 
 
 def collapse(points: Sequence[RewardPoint]) -> Collapse | None:
@@ -111,10 +89,6 @@ class TimeToTarget:
     def times(self) -> dict[Pair, float]:
         return {pair: point.seconds for pair, point in self.reached.items() if point is not None}
 
-    @property
-    def missed(self) -> int:
-        return len(self.reached) - len(self.times)
-
 
 def targets(comparison: Comparison) -> dict[Pair, float]:
     """The reward to reach by seed and round; none where no baseline finished and the user names none.
@@ -138,49 +112,44 @@ def targets(comparison: Comparison) -> dict[Pair, float]:
 
 def times_to_target(comparison: Comparison) -> list[TimeToTarget]:
     """For each arm with a run that has a target, in the order of the runs."""
-    goals = targets(comparison)
-    found = [time_of(comparison, arm, goals) for arm in dict.fromkeys(run.arm for run in comparison.runs)]
-    return [one for one in found if one.reached]
+    goals, found = targets(comparison), []
+    for arm in comparison.names:
+        reached, baseline = reached_by(comparison, arm, goals), comparison.baseline_of(arm)
+        others = {} if arm == baseline else reached_by(comparison, baseline, goals)
+        if reached:
+            medians = dict[str, float | None]()
+            for name in ("seconds", "training_s", "samples"):
+                middle = median(figure_at(point, name) for point in reached.values())
+                medians[name] = middle if math.isfinite(middle) else None
+            ratios = [ratio_to(others, reached, name) for name in ("seconds", "training_s")]
+            found.append(TimeToTarget(arm, reached, **medians, ratio=ratios[0], training_ratio=ratios[1]))
+    return found
 
 
-def time_of(comparison: Comparison, arm: str, goals: Mapping[Pair, float]) -> TimeToTarget:
-    reached, baseline = places(comparison, arm, goals), comparison.baseline_of(arm)
-    others = {} if arm == baseline else places(comparison, baseline, goals)
-    points = list(reached.values())
-    return TimeToTarget(
-        arm,
-        reached,
-        seconds=median_of_reached(None if at is None else at.seconds for at in points),
-        training_s=median_of_reached(None if at is None else at.training_s for at in points),
-        samples=median_of_reached(None if at is None else at.samples for at in points),
-        ratio=ratio_to(others, reached, "seconds"),
-        training_ratio=ratio_to(others, reached, "training_s"),
-    )
+def reached_by(comparison: Comparison, arm: str, goals: Mapping[Pair, float]) -> Reached:
+    """Where the arm's runs first reached their targets; None for those that did not, or failed."""
+    return {
+        run.pair: next((point for point in reward_points(run.steps) if point.reward >= goals[run.pair]), None)
+        for run in comparison.runs
+        if run.arm == arm and run.state in MADE and run.pair in goals
+    }
 
 
-def places(comparison: Comparison, arm: str, goals: Mapping[Pair, float]) -> dict[Pair, RewardPoint | None]:
-    """Where the arm's runs reached their targets: those that finished, and as None those that failed."""
-    runs = [run for run in comparison.runs if run.arm == arm and run.state in MADE and run.pair in goals]
-    return {run.pair: first_at(reward_points(run.steps), goals[run.pair]) for run in runs}
+def figure_at(point: RewardPoint | None, name: str) -> float:
+    """A figure where a run reached its target; of one that did not it is larger than all others."""
+    return math.inf if point is None else float(getattr(point, name))
 
 
 def ratio_to(baseline: Reached, arm: Reached, seconds: str) -> Spread | None:
     """Of an arm's seconds to the baseline's, in pairs; None where no pair says anything."""
     ratios = []
     for pair in arm.keys() & baseline.keys():
-        own, other = (math.inf if at is None else getattr(at, seconds) for at in (arm[pair], baseline[pair]))
+        own, other = figure_at(arm[pair], seconds), figure_at(baseline[pair], seconds)
         if own == other:  # of two that did not reach it nothing follows
             ratios += [1.0] if math.isfinite(own) else []
         else:
             ratios.append(own / other if other > 0 and math.isfinite(own) else math.inf)
     return Spread.of(ratios)
-
-
-def median_of_reached(values: Iterable[float | None]) -> float | None:
-    """The median, for which a missing value is larger than all others; None if it is missing, or there are none."""
-    found = [math.inf if value is None else value for value in values]
-    middle = median(found) if found else math.inf
-    return middle if math.isfinite(middle) else None
 
 
 @dataclass(frozen=True)
@@ -195,20 +164,22 @@ class BestRate:
 
 def best_rates(comparison: Comparison) -> list[BestRate]:
     """Each system at its best rate; none without several rates, and none of a system that did not reach the target."""
-    systems: dict[str, list[TimeToTarget]] = {}
-    for one in times_to_target(comparison):
+    best = dict[str, TimeToTarget]()
+    for one in sorted(times_to_target(comparison), key=lambda one: one.seconds or 0.0):
         facts = comparison.arms.get(one.arm)
         if facts is not None and facts.rate and one.seconds is not None:
-            systems.setdefault(facts.system, []).append(one)
-    best = {system: min(found, key=lambda one: one.seconds or 0.0) for system, found in systems.items()}
+            best.setdefault(facts.system, one)
     first = comparison.arms.get(comparison.baseline)
     baseline = None if first is None else best.get(first.system)
     return [
         BestRate(
             system,
-            comparison.arms[one.arm].rate,
-            one.seconds or 0.0,
-            None if baseline is None or one is baseline else ratio_to(baseline.reached, one.reached, "seconds"),
+            comparison.arms[best[system].arm].rate,
+            best[system].seconds or 0.0,
+            None
+            if baseline is None or best[system] is baseline
+            else ratio_to(baseline.reached, best[system].reached, "seconds"),
         )
-        for system, one in best.items()
+        for system in dict.fromkeys(comparison.arms[arm].system for arm in comparison.names if arm in comparison.arms)
+        if system in best
     ]

@@ -1,16 +1,14 @@
 """Whether training favours short answers: the lengths of the samples that were trained, beside those that were drawn.
 
-A run that trains n prompts has drawn the first n prompts that it began. One that takes what ends first trains others in
-the place of the long ones among these. So both have as many prompts, and where they are the same there is no bias.
-
-Of a prompt that was drawn and has not ended, or failed, no length is known. Where a run ends, the long ones are those
-that have not ended: left out, they would hide the bias that is looked for. So such a prompt counts as longer than all
-others, in the distance and in p. It is in no mean, and the ratio of the means is then a bound: it is at most that.
+A run that trains n prompts has drawn the first n prompts that it began; one that takes what ends first trains others in
+the place of the long ones among these. A prompt that was drawn and has not ended, or failed, has no length: it counts
+as longer than all others in the distance and in p, for left out, the longest would hide the bias. It is in no mean, so
+that the ratio of the means is then at most the given one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from math import inf, isfinite
@@ -107,7 +105,7 @@ def permutation_p(first: Groups, second: Groups) -> float | None:
     return float((distances >= distances[0] - 1e-12).mean())
 
 
-def sample_rows(record: RecordedLengths) -> Iterator[Mapping[str, Any]]:
+def sample_rows(record: RecordedLengths) -> Iterator[dict[str, Any]]:
     """A row for each sample whose length is known: its prompt's place, its tokens, whether drawn, and trained."""
     trained, drawn = set(record.trained), len(record.trained)
     for place, lengths in sorted(record.lengths.items()):

@@ -7,15 +7,13 @@ that they ask the trainer, whose method `refill_fn` is, for what verl would have
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync
 
-from seamless_verl.tools.compare.arms import SHORT_POLL_S
+from seamless_verl.tools.compare.arms import SAMPLER, SHORT_POLL_S
 from seamless_verl.tools.compare.budget import select
-
-SAMPLER = "trainer.v1.sampler"
 
 
 class PollingReplayBuffer(ReplayBuffer):  # type: ignore[misc]
@@ -35,16 +33,12 @@ class PollingReplayBufferAsync(ReplayBufferAsync):  # type: ignore[misc]
 
 
 def filtering_of(refill_fn: Callable[..., Any], *, sync: bool) -> dict[str, Any]:
-    """The arguments of filtering that verl's trainer, of which this is a method, gives its own buffers."""
-    trainer: Any = refill_fn.__self__  # type: ignore[attr-defined]
-    return filtering(trainer.config, trainer._resolve_filter_groups_metric(), sync=sync)
+    """How groups are filtered, as verl's trainer tells its own buffers and no custom one.
 
-
-def filtering(config: Mapping[str, Any], metric: str | None, *, sync: bool) -> dict[str, Any]:
-    """What verl gives its own buffers and no custom one (`PPOTrainer._build_replay_buffer`): how groups are filtered.
-
-    `metric` is the one by which DAPO filters groups, None where it does not.
+    `refill_fn` is a method of that trainer; `PPOTrainer._build_replay_buffer` is what this repeats.
     """
+    trainer: Any = refill_fn.__self__  # type: ignore[attr-defined]
+    config, metric = trainer.config, trainer._resolve_filter_groups_metric()  # DAPO's, None where it does not filter
     refills = bool(select(config, f"{SAMPLER}.sync_refill_failed_groups"))
     found = {"filter_groups_metric": metric, "sync_refill_failed_groups": refills}
     if not sync:

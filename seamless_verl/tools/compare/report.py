@@ -3,35 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import mean
+from typing import Any
 
 from seamless_verl.cli.output import text_table
-from seamless_verl.tools.compare.comparison import Comparison
-from seamless_verl.tools.compare.equal_tokens import LEVELS, EqualTokens
-from seamless_verl.tools.compare.figures import TIMES
-from seamless_verl.tools.compare.learning import (
-    TimeToTarget,
-    best_rates,
-    collapses_of,
-    targets,
-    times_to_target,
-)
+from seamless_verl.tools.compare.comparison import ArmSummary, Comparison, Pair, Run, RunState
+from seamless_verl.tools.compare.equal_tokens import LEVELS, ArmAtTokens, EqualTokens
+from seamless_verl.tools.compare.figures import TIMES, RewardTest, Spread
+from seamless_verl.tools.compare.learning import TimeToTarget, best_rates, collapses_of, targets, times_to_target
 from seamless_verl.tools.compare.machine import differ, machine_words
-from seamless_verl.tools.compare.outcome import Pair, Run, RunState
-from seamless_verl.tools.compare.statistics import RewardTest, Spread
 
 ABSENT, NOT_REACHED = "-", "not reached"
 WITHOUT = "without validations"
-FIGURES = (
-    ("tokens/s", "tokens_per_s", ",.0f"),
-    ("to baseline", "ratio", ".2f"),
-    (f"tokens/s {WITHOUT}", "training_tokens_per_s", ",.0f"),
-    ("step s", "step_s", ".2f"),
-    ("idle", "idle", ".0%"),
-)
-"""Columns of the arms' table: name, figure of an arm's summary, and form."""
 RATIO_NAMES = {
     "tokens_per_s": "tokens/s",
     "training_tokens_per_s": f"tokens/s {WITHOUT}",
@@ -42,10 +27,6 @@ RATIO_NAMES = {
     "staleness_updates": "in updates",
     "reward": "reward",
 }
-FRONTIER = (
-    *("arm", "permitted", "tokens/s", "to baseline", "reward", "versions old", "updates old", "dropped", "collapsed"),
-    *("trained lengths", "distance", "p"),
-)
 LOG_LINES = 15  # of a failed run that the report shows
 SHOWN = 3  # differences of an arm on the terminal
 FEW_STEPS, FEW_PAIRS = 10, 3  # with fewer of either, a caution stands beside the ratios
@@ -88,9 +69,8 @@ def sections(comparison: Comparison) -> Iterator[Section]:
         yield Section(title, equal_table(equal, comparison.baseline), note=EQUAL_TOKENS)
     if len((curve := reward_table(comparison))[1]) > 1:
         yield Section("Reward by step", curve)
-    if comparison.arms and comparison.summaries:
-        unknown = list(unknown_lines(comparison))
-        yield Section("The frontier of staleness", frontier_table(comparison), before=unknown)
+    if comparison.arms and comparison.runs:
+        yield Section("The frontier of staleness", frontier_table(comparison), before=list(unknown_lines(comparison)))
     if targets(comparison):
         yield Section("Seconds to a reward", target_table(comparison), before=list(target_lines(comparison)))
 
@@ -116,19 +96,20 @@ def ending(comparison: Comparison) -> str:
     tables = [curve] if len((curve := reward_table(comparison))[1]) > 1 else []
     if (equal := comparison.equal_tokens) is not None:
         tables.append(equal_table(equal, comparison.baseline))
-    if comparison.forced_work is not None:
+    work = comparison.forced_work
+    if work is not None:
         tables += [times_table(comparison), work_table(comparison)]
     lines = [
         *verdicts(comparison),
         *machine_lines(comparison),
-        *filter(None, [poll_line(comparison)]),
+        poll_line(comparison),
         *difference_lines(comparison),
         *target_lines(comparison),
         *collapse_lines(comparison),
         *(text_table(*table, align="<>") for table in tables),
-        *(() if comparison.forced_work is None else comparison.forced_work.lines),
+        *(() if work is None else work.lines),
     ]
-    return "\n".join(lines)
+    return "\n".join(filter(None, lines))
 
 
 def spread(values: Spread | None, form: str, *, alone: bool = False) -> str:
@@ -139,24 +120,33 @@ def spread(values: Spread | None, form: str, *, alone: bool = False) -> str:
     return text if alone or values.values < 2 else f"{text} ({values.lowest:{form}}-{values.highest:{form}})"
 
 
+def figure(name: str, form: str, *, alone: bool = False) -> Callable[[Any], str]:
+    """The cell of an arm's figure."""
+    return lambda one: spread(getattr(one, name), form, alone=alone)
+
+
+def rows_of(arms: Iterable[Any], cells: Mapping[str, Callable[[Any], str]], first: str = "arm") -> Table:
+    """A row for each arm; `cells` say by the names of columns what stands in them."""
+    return [first, *cells], [[one.arm, *(cell(one) for cell in cells.values())] for one in arms]
+
+
 def arm_table(comparison: Comparison) -> Table:
     """A row for each arm: medians, and lowest to highest where there are several runs."""
-    shown = [column for column in FIGURES if comparison.validates or WITHOUT not in column[0]]
-    others = ("staleness", "in updates", "dropped", "reward", "reward to baseline")
-    header = ["arm", "runs", *(name for name, _, _ in shown), *others]
-    return header, [
-        [
-            one.arm,
-            f"{one.finished}/{one.runs}",
-            *(spread(getattr(one, figure), form) for _, figure, form in shown),
-            mean_and_highest(one.staleness_mean, one.staleness_max),
-            spread(one.staleness_updates, ".0f", alone=True),
-            spread(one.dropped_tokens, ",.0f", alone=True),
-            spread(one.reward, ".3f"),
-            reward_words(one.reward_test),
-        ]
-        for one in comparison.summaries
-    ]
+    without = {f"tokens/s {WITHOUT}": figure("training_tokens_per_s", ",.0f")} if comparison.validates else {}
+    cells = {
+        "runs": lambda one: f"{one.finished}/{one.runs}",
+        "tokens/s": figure("tokens_per_s", ",.0f"),
+        "to baseline": figure("ratio", ".2f"),
+        **without,
+        "step s": figure("step_s", ".2f"),
+        "idle": figure("idle", ".0%"),
+        "staleness": lambda one: mean_and_highest(one.staleness_mean, one.staleness_max),
+        "in updates": figure("staleness_updates", ".0f", alone=True),
+        "dropped": figure("dropped_tokens", ",.0f", alone=True),
+        "reward": figure("reward", ".3f"),
+        "reward to baseline": lambda one: reward_words(one.reward_test),
+    }
+    return rows_of(comparison.summaries, cells)
 
 
 def mean_and_highest(mean_of: Spread | None, highest: Spread | None) -> str:
@@ -173,22 +163,20 @@ def reward_words(test: RewardTest | None) -> str:
 
 def ratio_table(comparison: Comparison) -> Table:
     """For each arm but the baseline, every figure over the baseline's of the same seed and round."""
-    names = {of: name for of, name in RATIO_NAMES.items() if comparison.validates or WITHOUT not in name}
-    rows = [
-        [summary.arm, *(spread(summary.ratios.get(figure), ".2f") for figure in names)]
-        for summary in comparison.summaries
-        if summary.arm != comparison.baseline_of(summary.arm)
-    ]
-    return [f"arm to {' or '.join(comparison.baselines) or comparison.baseline}", *names.values()], rows
+
+    def ratio(figure: str) -> Callable[[ArmSummary], str]:
+        return lambda one: spread(one.ratios.get(figure), ".2f")
+
+    cells = {name: ratio(of) for of, name in RATIO_NAMES.items() if comparison.validates or WITHOUT not in name}
+    others = (one for one in comparison.summaries if one.arm != comparison.baseline_of(one.arm))
+    return rows_of(others, cells, f"arm to {' or '.join(comparison.baselines) or comparison.baseline}")
 
 
 def times_table(comparison: Comparison) -> Table:
     """The parts of a step as trainers log them; medians of steps, and of runs."""
-    names = ("step_s", *TIMES)
-    rows = [
-        [one.arm, *(spread(getattr(one, name), ".2f", alone=True) for name in names)] for one in comparison.summaries
-    ]
-    return ("arm", "step s", "waits s", "update s", "weights s", "lent s"), rows
+    names = {"step s": "step_s", "waits s": "wait_s", "update s": "update_s", "weights s": "weights_s"}
+    cells = {name: figure(of, ".2f", alone=True) for name, of in (names | {"lent s": "lent_s"}).items()}
+    return rows_of(comparison.summaries, cells)
 
 
 def work_table(comparison: Comparison) -> Table:
@@ -203,18 +191,17 @@ def work_table(comparison: Comparison) -> Table:
 
 def reward_table(comparison: Comparison) -> Table:
     """The mean over runs of the validations by step, and their range, at the steps at which all runs validated."""
-    by_arm: dict[str, list[dict[int, float]]] = {}
-    for run in comparison.runs:
-        if run.figures is not None:
-            values = {step.step: step.validation for step in run.steps if step.validation is not None}
-            by_arm.setdefault(run.arm, []).append(values)
-    curves = [set(curve) for runs in by_arm.values() for curve in runs]
-    steps = sorted(set.intersection(*curves)) if curves else []
+    curves = {
+        arm: [{step.step: step.validation for step in run.steps if step.validation is not None} for run in runs]
+        for arm in comparison.names
+        if (runs := comparison.finished(arm).values())
+    }
+    at = [set(curve) for of_arm in curves.values() for curve in of_arm]
     rows = []
-    for step in steps:
-        rewards = [[curve[step] for curve in runs] for runs in by_arm.values()]
+    for step in sorted(set.intersection(*at)) if at else ():
+        rewards = [[curve[step] for curve in of_arm] for of_arm in curves.values()]
         rows.append([str(step), *(f"{mean(of):.3f} ({min(of):.3f}-{max(of):.3f})" for of in rewards)])
-    return ("step", *by_arm), rows
+    return ("step", *curves), rows
 
 
 def difference_lines(comparison: Comparison) -> Iterator[str]:
@@ -265,7 +252,7 @@ def caution(steps: int, pairs: int) -> str:
 
 def machine_lines(comparison: Comparison) -> Iterator[str]:
     """A line for each pair of runs that were made on two machines, as far as that is known."""
-    for arm in dict.fromkeys(run.arm for run in comparison.runs):
+    for arm in comparison.names:
         baseline = comparison.baseline_of(arm)
         others = comparison.finished(baseline)
         for pair, run in comparison.finished(arm).items():
@@ -303,43 +290,44 @@ def warnings_of(comparison: Comparison) -> list[str]:
 
 def equal_table(equal: EqualTokens, baseline: str) -> Table:
     """Each arm after as many generated tokens."""
-    first = ("arm", "reward", f"to {baseline}", "seconds", WITHOUT, "trained")
-    rows = [
-        [
-            arm.arm,
-            spread(arm.reward, ".3f"),
-            reward_words(arm.reward_test),
-            spread(arm.seconds, ",.0f"),
-            spread(arm.training_s, ",.0f"),
-            spread(arm.trained, ",.0f", alone=True),
-            *(ABSENT if (size := arm.samples[level]) is None else f"{size:.1f}" for level in LEVELS),
-        ]
-        for arm in equal.arms
-    ]
-    return (*first, *(f"samples: {level}" for level in LEVELS)), rows
+
+    def size(level: str) -> Callable[[ArmAtTokens], str]:
+        return lambda one: ABSENT if (size := one.samples[level]) is None else f"{size:.1f}"
+
+    cells = {
+        "reward": figure("reward", ".3f"),
+        f"to {baseline}": lambda one: reward_words(one.reward_test),
+        "seconds": figure("seconds", ",.0f"),
+        WITHOUT: figure("training_s", ",.0f"),
+        "trained": figure("trained", ",.0f", alone=True),
+        **{f"samples: {level}": size(level) for level in LEVELS},
+    }
+    return rows_of(equal.arms, cells)
 
 
 def frontier_table(comparison: Comparison) -> Table:
     """What staleness brings and costs: a row for each arm of which something is known before it ran."""
-    rows = []
-    for one in comparison.summaries:
-        if one.arm in comparison.arms:
-            permitted, fallen = comparison.arms[one.arm].permitted, len(collapses_of(comparison, one.arm))
-            rows.append(
-                [
-                    one.arm,
-                    ABSENT if permitted is None else str(permitted),
-                    spread(one.tokens_per_s, ",.0f"),
-                    spread(one.ratio, ".2f"),
-                    spread(one.reward, ".3f"),
-                    mean_and_highest(one.staleness_mean, one.staleness_max),
-                    mean_and_highest(one.staleness_updates_mean, one.staleness_updates),
-                    spread(one.dropped_share, ".1%"),
-                    f"{fallen}/{one.finished}" if one.finished else ABSENT,
-                    *length_cells(list(comparison.finished(one.arm).values())),
-                ]
-            )
-    return FRONTIER, rows
+    known = [one for one in comparison.summaries if one.arm in comparison.arms]
+    permits = {one.arm: comparison.arms[one.arm].permitted for one in known}
+    lengths = {one.arm: length_cells(list(comparison.finished(one.arm).values())) for one in known}
+
+    def collapsed(one: ArmSummary) -> str:
+        return f"{len(collapses_of(comparison, one.arm))}/{one.finished}" if one.finished else ABSENT
+
+    cells = {
+        "permitted": lambda one: ABSENT if permits[one.arm] is None else str(permits[one.arm]),
+        "tokens/s": figure("tokens_per_s", ",.0f"),
+        "to baseline": figure("ratio", ".2f"),
+        "reward": figure("reward", ".3f"),
+        "versions old": lambda one: mean_and_highest(one.staleness_mean, one.staleness_max),
+        "updates old": lambda one: mean_and_highest(one.staleness_updates_mean, one.staleness_updates),
+        "dropped": figure("dropped_share", ".1%"),
+        "collapsed": collapsed,
+        "trained lengths": lambda one: lengths[one.arm][0],
+        "distance": lambda one: lengths[one.arm][1],
+        "p": lambda one: lengths[one.arm][2],
+    }
+    return rows_of(known, cells)
 
 
 def length_cells(runs: Sequence[Run]) -> list[str]:
@@ -373,22 +361,16 @@ def target_table(comparison: Comparison) -> Table:
     The same without validations stands beside them where a run validated.
     """
     goals, both = targets(comparison), comparison.validates
-    more = [WITHOUT, "to baseline"] * both
-    header = ["seconds to a reward", *map(pair_words, goals), "reached", "median", "to baseline", *more]
-    header.append("samples, median")
-    if not goals:
-        return header, []
-    rewards = ["reward", *(f"{goal:.3f}" for goal in goals.values())]
-    rewards += [""] * (len(header) - len(rewards))
-    return header, [rewards, *(target_row(one, list(goals), both=both) for one in times_to_target(comparison))]
-
-
-def target_row(one: TimeToTarget, pairs: Sequence[Pair], *, both: bool) -> list[str]:
-    seconds = [ABSENT if pair not in one.reached else seconds_words(one.times.get(pair)) for pair in pairs]
-    samples = NOT_REACHED if one.samples is None else f"{one.samples:,.0f}"
-    without = [seconds_words(one.training_s), spread(one.training_ratio, ".2f")] if both else []
-    times = [seconds_words(one.seconds), spread(one.ratio, ".2f"), *without]
-    return [one.arm, *seconds, f"{len(one.times)}/{len(one.reached)}", *times, samples]
+    times = ["reached", "median", "to baseline", *[WITHOUT, "to baseline"] * both, "samples, median"]
+    header = ["seconds to a reward", *map(pair_words, goals), *times]
+    rows = [["reward", *(f"{goal:.3f}" for goal in goals.values()), *[""] * len(times)]] if goals else []
+    for one in times_to_target(comparison):
+        seconds = [ABSENT if pair not in one.reached else seconds_words(one.times.get(pair)) for pair in goals]
+        without = [seconds_words(one.training_s), spread(one.training_ratio, ".2f")] if both else []
+        middle = [f"{len(one.times)}/{len(one.reached)}", seconds_words(one.seconds), spread(one.ratio, ".2f")]
+        samples = NOT_REACHED if one.samples is None else f"{one.samples:,.0f}"
+        rows.append([one.arm, *seconds, *middle, *without, samples])
+    return header, rows
 
 
 def seconds_words(seconds: float | None) -> str:
@@ -401,7 +383,7 @@ def pair_words(pair: Pair) -> str:
 
 def collapse_lines(comparison: Comparison) -> Iterator[str]:
     """A line for each run whose reward fell."""
-    for arm in dict.fromkeys(run.arm for run in comparison.runs):
+    for arm in comparison.names:
         for pair, fallen in collapses_of(comparison, arm).items():
             best, end = fallen.best, fallen.end
             yield (

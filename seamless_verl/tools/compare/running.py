@@ -14,10 +14,10 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import IO, Any
 
 LOG_FILE, METRICS_FILE = "log.txt", "logged.jsonl"  # no run's own metrics.jsonl, by which `view` knows a run
 LOG_END = 3000  # characters of a failed run's log that are shown
@@ -52,23 +52,15 @@ class Tail:
         return [(now, line) for line in lines]
 
 
-def poll_until_end(process: subprocess.Popen[bytes], timeout_s: float) -> Iterator[None]:
-    """Every `POLL_INTERVAL_S` until the process ends or the time is up."""
-    deadline = time.monotonic() + timeout_s
-    while process.poll() is None and time.monotonic() < deadline:
-        yield
-        time.sleep(POLL_INTERVAL_S)  # watching the file more closely would take time from the run's cores
-
-
 @contextmanager
 def managed_process(
-    command: Sequence[str], *, group: bool = False, **options: Any
+    command: Sequence[str], log: IO[bytes], env: Mapping[str, str], *, group: bool = True
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """A process that is stopped with the block; with `group` the whole process group that it leads."""
+    """A process in a session of its own, which is stopped with the block: with `group` all that it started, too."""
     process: subprocess.Popen[bytes] | None = None
     try:
         with deferred_signals():
-            process = subprocess.Popen(command, **options)
+            process = subprocess.Popen(command, env=env, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
         yield process
     finally:
         if process is not None:
@@ -90,13 +82,13 @@ def deferred_signals() -> Iterator[None]:
 
 
 def stop(process: subprocess.Popen[bytes], *, group: bool = False) -> None:
-    """Terminate a process that still runs, with `group` the whole group that it leads, and wait for it."""
+    """Terminates a process that still runs, with `group` the whole group that it leads, and waits for it."""
     if process.poll() is not None:
         return
     if group:
         os.killpg(process.pid, signal.SIGTERM)
     else:
-        process.send_signal(signal.SIGTERM)
+        process.terminate()
     try:
         process.wait(GRACE_S)
     except subprocess.TimeoutExpired:
@@ -121,24 +113,6 @@ def exit_on_signal(number: int, _: FrameType | None) -> None:
     sys.exit(128 + number)
 
 
-@dataclass
-class RunningJob:
-    """A running job and the steps that it has logged; `on_step` is called with each of them."""
-
-    process: subprocess.Popen[bytes]
-    metrics: Tail
-    began: float
-    on_step: Callable[[Step], None] = lambda step: None
-    steps: list[Step] = field(default_factory=list)
-
-    def poll(self) -> None:
-        """Reads the steps logged since the last call."""
-        for at, line in self.metrics.read():
-            logged = json.loads(line)
-            self.steps.append({"at": round(at - self.began, 4), **logged})
-            self.on_step(self.steps[-1])
-
-
 def run_logged(
     command: Sequence[str],
     folder: Path,
@@ -146,43 +120,32 @@ def run_logged(
     *,
     steps: int,
     timeout_s: float,
-    cores: Sequence[int] | None = None,
-    cwd: Path | None = None,
-    group: bool = False,
     on_start: Callable[[int, float], None] = lambda pid, began: None,
     on_step: Callable[[Step], None] = lambda step: None,
 ) -> list[Step]:
     """Runs a command to its end; returns what it logged to `METRICS_FILE` in `folder`, where its log is, too.
 
-    Args:
-        steps: how many updates it must log; a validation before the first is step 0, and none of them.
-        cores: those of the command and of what it starts; None leaves them as they are.
-        group: whether the command leads a process group, all of which is ended with it.
-        on_start: called with the process's id and the time of its start, by `time.monotonic`.
-
-    Raises:
-        RunFailedError: it failed, logged too few steps, or took longer than `timeout_s`.
+    `steps` is how many updates it must log: a validation before the first is step 0, and none of them. `on_start` gets
+    the process's id and the time of its start, by `time.monotonic`. RunFailedError where it failed, logged too few
+    steps, or took longer than `timeout_s`.
     """
-    with (folder / LOG_FILE).open("wb") as log:
-        popen_options: dict[str, Any] = {
-            "cwd": cwd,
-            "env": env,
-            "stdout": log,
-            "stderr": subprocess.STDOUT,
-            "start_new_session": group,
-            # and of the processes that it starts
-            "preexec_fn": None if cores is None else lambda: os.sched_setaffinity(0, cores),
-        }
-        with managed_process(command, group=group, **popen_options) as process:
-            job = RunningJob(process, Tail(folder / METRICS_FILE), time.monotonic(), on_step)
-            on_start(process.pid, job.began)
-            for _ in poll_until_end(process, timeout_s):
-                job.poll()
-            late = process.poll() is None
-    job.poll()
-    updates = sum(step["step"] > 0 for step in job.steps)
+    metrics, found = Tail(folder / METRICS_FILE), list[Step]()
+    with (folder / LOG_FILE).open("wb") as log, managed_process(command, log, env) as process:
+        began = time.monotonic()
+        on_start(process.pid, began)
+        running = True
+        while running and time.monotonic() < began + timeout_s:
+            running = process.poll() is None
+            for at, line in metrics.read():  # once more after its end
+                found.append({"at": round(at - began, 4), **json.loads(line)})
+                on_step(found[-1])
+            time.sleep(POLL_INTERVAL_S * running)  # watching the file more closely would take the run's own time
+    updates = sum(step["step"] > 0 for step in found)
     if process.returncode != 0 or updates < steps:
-        end = (folder / LOG_FILE).read_text(errors="replace")[-LOG_END:]
-        how = f"ended at the timeout of {timeout_s:g} s" if late else f"code {process.returncode}"
-        raise RunFailedError(f"{how}, {updates} of {steps} steps\n{end}")
-    return job.steps
+        how = f"ended at the timeout of {timeout_s:g} s" if running else f"code {process.returncode}"
+        raise RunFailedError(f"{how}, {updates} of {steps} steps\n{log_end(folder)}")
+    return found
+
+
+def log_end(folder: Path) -> str:
+    return (folder / LOG_FILE).read_text(errors="replace")[-LOG_END:]

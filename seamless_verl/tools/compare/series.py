@@ -16,77 +16,52 @@ from typing import Any, TextIO
 
 from seamless_verl.runtime.sample_lengths import FILE as LENGTHS
 from seamless_verl.runtime.sample_lengths import RecordedLengths
-from seamless_verl.tools.compare.arms import BUFFER, POLLING, ComparedArm
+from seamless_verl.tools.compare.arms import BUFFER, ComparedArm
 from seamless_verl.tools.compare.budget import (
-    ROLLOUT,
-    count,
+    differences,
     machines_of,
-    samples_of_step,
+    permitted,
     select,
+    step_size,
     steps_of,
-    updates_of_step,
+    trainer_devices,
 )
-from seamless_verl.tools.compare.comparison import ArmFacts, Comparison
-from seamless_verl.tools.compare.device_use import (
+from seamless_verl.tools.compare.comparison import ArmFacts, Comparison, Run, RunState
+from seamless_verl.tools.compare.equal_tokens import at_equal_tokens
+from seamless_verl.tools.compare.figures import run_figures, step_figures
+from seamless_verl.tools.compare.forced_work import ForcedWork, WorkedRun, forced_work, read_samples
+from seamless_verl.tools.compare.job import Job, Options, PlannedRun, planned_runs, shared_overrides
+from seamless_verl.tools.compare.lengths import length_bias
+from seamless_verl.tools.compare.machine import (
     CoreUse,
     Read,
     UseSample,
     UseSampler,
+    condition_lines,
+    gpus,
     idle_between,
     nvml_use,
-    unseen,
+    span,
+    surroundings,
 )
-from seamless_verl.tools.compare.differences import differences
-from seamless_verl.tools.compare.equal_tokens import EqualTokens, at_equal_tokens
-from seamless_verl.tools.compare.figures import StepSize, run_figures, step_figures
-from seamless_verl.tools.compare.fingerprint import fingerprint
-from seamless_verl.tools.compare.forced_work import ForcedWork, WorkedRun, forced_work, read_samples
-from seamless_verl.tools.compare.job import Job
-from seamless_verl.tools.compare.lengths import length_bias
-from seamless_verl.tools.compare.machine import condition_lines, gpus, span, surroundings
-from seamless_verl.tools.compare.outcome import Run, RunState
-from seamless_verl.tools.compare.plan import Options, PlannedRun, checkpoints, planned_runs, shared_overrides
-from seamless_verl.tools.compare.probing import ProbedArm
+from seamless_verl.tools.compare.probe import ProbedArm
 from seamless_verl.tools.compare.report import run_line, terminal_table
 from seamless_verl.tools.compare.running import LOG_FILE, METRICS_FILE, RunFailedError, Step, run_logged
-from seamless_verl.tools.compare.store import DONE, StoredRun, read_run, write_manifest, write_report, write_run
+from seamless_verl.tools.compare.store import DONE, StoredRun, fingerprint, read_run, write_report, write_run
 from seamless_verl.tools.compare.workloads import SAMPLES_FILE
-
-SAMPLER = "trainer.v1.sampler"
 
 
 def facts_of(one: ProbedArm, runnable: Sequence[ComparedArm]) -> ArmFacts:
     """What is known of an arm before its runs; its baseline is the first of its learning rate that can run."""
-    arm, config = one.arm, one.config or {}
+    arm, config = one.arm, one.config
     return ArmFacts(
         baseline=next((other.name for other in runnable if other.rate == arm.rate), runnable[0].name),
-        ours=arm.is_ours,
-        permitted=permitted(one),
+        permitted=None if config is None else permitted(config, arm.mode),
         rate=arm.rate,
         system=arm.system or arm.name,
         line=arm.line or arm.name,
-        shipped_poll=not arm.is_ours and bool(config) and select(config, f"{BUFFER}.path") is None,
+        shipped_poll=not arm.is_ours and config is not None and select(config, f"{BUFFER}.path") is None,
     )
-
-
-def permitted(one: ProbedArm) -> int | None:
-    """Staleness that the arm allows, in weight versions; None where nothing bounds it.
-
-    verl's asynchronous modes drop a finished group before a step whose number less that of the step in which the group
-    was submitted, plus one, is above the threshold (`ReplayBufferAsync._stale_terminal_keys`). With the strategy `wait`
-    they hold a step back for groups that are still generated, and train what had finished however old it is.
-    """
-    if one.config is None:
-        return None
-    if one.arm.mode == "sync":
-        return 0
-    if one.arm.is_ours:
-        found = select(one.config, "seamless.max_staleness")
-        return None if found is None else int(found)
-    threshold = select(one.config, f"{SAMPLER}.max_off_policy_threshold")
-    drops = select(one.config, f"{SAMPLER}.max_off_policy_strategy") == "drop" and threshold is not None
-    verls_buffer = select(one.config, f"{BUFFER}.path") in (None, POLLING)
-    return int(threshold) - 1 if drops and verls_buffer else None
 
 
 def without_baseline(arms: Sequence[ProbedArm]) -> dict[str, str]:
@@ -112,12 +87,6 @@ def cannot_run(one: ProbedArm) -> str:
     return f"{one.arm.name} cannot run here: {one.reason.rstrip('.')}"
 
 
-def step_size(config: Mapping[str, Any]) -> StepSize:
-    """What a step of an arm with this composed config is."""
-    group = samples_of_step(config) // max(1, int(select(config, "data.train_batch_size") or 1))
-    return StepSize(samples_of_step(config), group, updates_of_step(config))
-
-
 def by_arm(numbers: Mapping[str, int]) -> str:
     """One number, or where arms have different ones, each with its arms."""
     arms_of: dict[int, list[str]] = {}
@@ -129,11 +98,18 @@ def by_arm(numbers: Mapping[str, int]) -> str:
 
 
 def idle_unknown(configs: Sequence[Mapping[str, Any]], devices: int) -> str:
-    """Why the devices of these arms cannot all be seen from here; "" if they can. On the CPU platform one is a core."""
-    if select(configs[0], "trainer.device") == "cpu":
-        return unseen(devices, len(os.sched_getaffinity(0)), machines=1)
-    cards = gpus().get("gpus")
-    return unseen(devices, None if cards is None else len(cards), max(map(machines_of, configs)))
+    """Why the devices of these arms cannot all be seen from here, as the end of a sentence; "" if they can.
+
+    Idle time of some of them would pass for that of all. On the CPU platform a device is a core.
+    """
+    cards, local = gpus().get("gpus"), len(os.sched_getaffinity(0))
+    if select(configs[0], "trainer.device") != "cpu":
+        if (machines := max(map(machines_of, configs))) > 1:
+            return f"they are on {machines} machines, and only this machine's can be seen"
+        if cards is None:
+            return "NVML cannot be used here"
+        local = len(cards)
+    return f"there are {devices}, and {local} on this machine, of which alone they can be seen" * (devices > local)
 
 
 @dataclass
@@ -152,18 +128,16 @@ class RunSeries:
     surroundings: list[Mapping[str, Any]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        planned = planned_runs([one.arm for one in self.arms], self.options, self.out)
-        self.planned = {one.key: one for one in planned}
-        self.by_name = {one.arm.name: one for one in self.arms}
-        self.configs = {one.arm.name: one.config for one in self.arms if one.config is not None}
-        self.baseline, self.config = next(iter(self.configs.items()))
         runnable = [one.arm for one in self.arms if one.config is not None]
+        self.planned = {one.key: one for one in planned_runs([one.arm for one in self.arms], self.options, self.out)}
+        self.by_name = {one.arm.name: one for one in self.arms}
         self.facts = {one.arm.name: facts_of(one, runnable) for one in self.arms}
+        self.configs = {one.arm.name: one.config for one in self.arms if one.config is not None}
+        (self.baseline, self.config), *others = self.configs.items()
+        self.differences = {arm: differences(config, self.config) for arm, config in others}
         self.fingerprints = {arm: fingerprint(config, self.job) for arm, config in self.configs.items()}
         self.sizes = {arm: step_size(config) for arm, config in self.configs.items()}
         self.steps = {arm: steps_of(config, self.options.steps) for arm, config in self.configs.items()}
-        others = {arm: config for arm, config in self.configs.items() if arm != self.baseline}
-        self.differences = {arm: differences(config, self.config) for arm, config in others.items()}
         self.warnings = without_baseline(self.arms)
         self.idle_unknown = idle_unknown(list(self.configs.values()), self.devices)
 
@@ -171,8 +145,8 @@ class RunSeries:
         """Make every run that is not made yet; after each, write the report and print the table."""
         for planned in self.planned.values():
             self.runs.append(self.run(planned))
-            self.report()
-            self.say(f"\n{run_line(self.runs[-1])}\n{terminal_table(self.comparison())}\n")
+            found = self.report()
+            self.say(f"\n{run_line(self.runs[-1])}\n{terminal_table(found)}\n")
 
     def interrupt(self) -> None:
         """Account for the runs that were not made, and report the others."""
@@ -197,13 +171,12 @@ class RunSeries:
         size, skip = self.sizes[planned.arm.name], self.options.skip
         steps = step_figures(made.steps, size, lambda began, ended: idle_between(made.use, began, ended))
         measured_from = next(step.at_s for step in steps if step.step == skip)
-        figures = run_figures(steps, size, skip=skip, idle=idle_between(made.use, measured_from, steps[-1].at_s))
-        lengths = RecordedLengths.read(checkpoints(planned.folder) / LENGTHS)
+        lengths = RecordedLengths.read(planned.checkpoints / LENGTHS)
         return Run(
             *planned.key,
             RunState.FINISHED,
             tuple(steps),
-            figures,
+            run_figures(steps, size, skip=skip, idle=idle_between(made.use, measured_from, steps[-1].at_s)),
             log=log,
             lengths=lengths,
             bias=None if lengths is None else length_bias(lengths),
@@ -218,7 +191,7 @@ class RunSeries:
         """Run the command, and keep what came of it."""
         folder, begun = planned.folder, time.time()
         folder.mkdir(parents=True, exist_ok=True)
-        for file in (folder / DONE, folder / METRICS_FILE, checkpoints(folder) / SAMPLES_FILE):
+        for file in (folder / DONE, folder / METRICS_FILE, planned.checkpoints / SAMPLES_FILE):
             file.unlink(missing_ok=True)
         watch: list[tuple[UseSampler, float]] = []
 
@@ -234,7 +207,6 @@ class RunSeries:
                 self.job.environment(folder),
                 steps=self.steps[planned.arm.name],
                 timeout_s=self.options.timeout_s,
-                group=True,
                 on_start=started,
                 on_step=lambda step: self.progress(planned, step),
             )
@@ -267,13 +239,21 @@ class RunSeries:
             self.screen.write(text)
             self.screen.flush()
 
-    def report(self, *, interrupted: bool = False) -> None:
-        write_report(self.out, self.comparison(interrupted=interrupted), self.raw)
-        write_manifest(self.out, self.manifest())
+    def report(self, *, interrupted: bool = False) -> Comparison:
+        """Writes all files as far as the runs have come."""
+        found = self.comparison(interrupted=interrupted)
+        write_report(self.out, found, self.raw, self.manifest())
+        return found
 
     def comparison(self, *, interrupted: bool = False) -> Comparison:
+        equal = None
+        if self.options.equal_tokens:
+            groups = {arm: size.group for arm, size in self.sizes.items()}
+            steps = {run.key: run.steps for run in self.runs if run.figures is not None}
+            names = dict.fromkeys(run.arm for run in self.runs)
+            equal = at_equal_tokens(steps, self.raw, groups, names, self.baseline)
         return Comparison(
-            title=f"{self.job.name}: {', '.join(one.arm.name for one in self.arms)}",
+            title=f"{self.job.name}: {', '.join(self.by_name)}",
             baseline=self.baseline,
             runs=tuple(self.runs),
             steps=min(self.steps.values()),
@@ -282,7 +262,7 @@ class RunSeries:
             command=self.command,
             differences=self.differences,
             interrupted=interrupted,
-            equal_tokens=self.at_equal_tokens() if self.options.equal_tokens else None,
+            equal_tokens=equal,
             arms=self.facts,
             target_reward=self.options.target_reward,
             warnings=tuple(self.warnings.values()),
@@ -292,22 +272,15 @@ class RunSeries:
 
     def forced_work(self) -> ForcedWork | None:
         """What holds of a workload's runs alone."""
-        found = []
-        for run in self.runs if self.job.workload is not None else ():
-            if run.figures is None:
-                continue
-            config, folder = self.configs[run.arm], self.planned[run.key].folder
-            again = bool(select(config, "seamless.tail_batching"))
-            samples = read_samples(checkpoints(folder) / SAMPLES_FILE, begins_again=again)
-            trains = count(config, "trainer.nnodes") * count(config, "trainer.n_gpus_per_node")
-            found.append(WorkedRun(run.arm, folder.name, self.raw[run.key], samples, trains))
-        if self.job.workload is None or not found:
+        if self.job.workload is None or not self.raw:
             return None
+        found = []
+        for key, logged in self.raw.items():
+            config, planned = self.configs[key[0]], self.planned[key]
+            again = bool(select(config, "seamless.tail_batching"))
+            samples = read_samples(planned.checkpoints / SAMPLES_FILE, begins_again=again)
+            found.append(WorkedRun(key[0], planned.folder.name, logged, samples, trainer_devices(config)))
         return forced_work(self.job.workload, found, self.job.rates, self.options.skip)
-
-    def at_equal_tokens(self) -> EqualTokens | None:
-        groups = {arm: int(select(config, f"{ROLLOUT}.n")) for arm, config in self.configs.items()}
-        return at_equal_tokens(self.runs, self.raw, groups, self.baseline)
 
     def conditions(self) -> list[str]:
         """Lines about the budget, and about the machine, the versions and the time of the runs."""
@@ -326,8 +299,24 @@ class RunSeries:
 
     def manifest(self) -> dict[str, Any]:
         """All that it takes to run it again; surroundings are those of the last run."""
-        began, ended = span(self.surroundings) if self.surroundings else (None, None)
         last = self.surroundings[-1] if self.surroundings else surroundings(time.time())
+        began, ended = span(self.surroundings) if self.surroundings else (None, None)
+        entries = []
+        for run in self.runs:
+            planned = self.planned[run.key]
+            entries.append(
+                {
+                    "arm": run.arm,
+                    "written": planned.arm.text,
+                    "seed": run.seed,
+                    "round": run.round,
+                    "state": str(run.state),
+                    "reason": run.reason,
+                    "log": run.log,
+                    "command": self.command_of(planned),
+                    "environment": self.job.own_environment(planned.folder),
+                }
+            )
         return {
             "command": self.command,
             "folder": str(Path.cwd()),
@@ -337,19 +326,5 @@ class RunSeries:
             **last,
             "began": began,
             "ended": ended,
-            "runs": [self.run_entry(run) for run in self.runs],
-        }
-
-    def run_entry(self, run: Run) -> dict[str, Any]:
-        planned = self.planned[run.key]
-        return {
-            "arm": run.arm,
-            "written": planned.arm.text,
-            "seed": run.seed,
-            "round": run.round,
-            "state": str(run.state),
-            "reason": run.reason,
-            "log": run.log,
-            "command": self.command_of(planned),
-            "environment": self.job.own_environment(planned.folder),
+            "runs": entries,
         }

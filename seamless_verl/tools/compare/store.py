@@ -9,25 +9,33 @@ files, versions and code, is not made again.
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from seamless_verl.tiny.files import replaced_file, writing_to
-from seamless_verl.tools.compare.comparison import ArmFacts, Comparison
-from seamless_verl.tools.compare.device_use import UseSample
+from seamless_verl.runtime.files import replaced_file
+from seamless_verl.tiny.files import writing_to
+from seamless_verl.tools.compare.comparison import ArmFacts, Comparison, Run
 from seamless_verl.tools.compare.figures import number
-from seamless_verl.tools.compare.learning import RewardPoint, collapse, reward_points, targets, times_to_target
+from seamless_verl.tools.compare.job import Job
+from seamless_verl.tools.compare.learning import collapse, reward_points, targets, times_to_target
 from seamless_verl.tools.compare.lengths import sample_rows
-from seamless_verl.tools.compare.machine import machine_words
-from seamless_verl.tools.compare.outcome import Pair, Run
-from seamless_verl.tools.compare.page import markdown, page
+from seamless_verl.tools.compare.machine import UseSample, code_state, machine_words, versions
 from seamless_verl.tools.compare.running import Step
+from seamless_verl.tools.compare.workloads import LOOPS_FILE
 
 STEPS, USE, SURROUNDINGS, DONE = "steps.jsonl", "use.json", "surroundings.json", "done"
+OWN_PLACES = {"trainer": ("default_local_dir", "project_name", "experiment_name"), "data": ("seed",)}
+"""Keys that say where a run writes, and its seed, which its command line has: an arm is probed for one seed only."""
+SET_HERE = {"DATA", "HF_HUB_OFFLINE", "MAIN", "PYTHON"}
+"""Variables of a recipe's script that a comparison sets itself, or that do not change what is made."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +53,37 @@ def output_folder(out: Path) -> Iterator[None]:
     with writing_to(out):
         out.mkdir(parents=True, exist_ok=True)
         yield
+
+
+def fingerprint(config: Mapping[str, Any], job: Job) -> dict[str, Any]:
+    """What a run is made of beside its command line, by kind; of its composed config and its job's files the SHA-256.
+
+    A run of an earlier comparison is taken instead of a new one only where all of it is the same.
+    """
+    folder = [] if job.script is None else sorted(path for path in job.script.parent.iterdir() if path.is_file())
+    files = folder if job.workload is None else [job.data / LOOPS_FILE]
+    return {
+        "config": config_hash(config),
+        "files": {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in files},
+        "versions": versions(),
+        "code": code_state(),
+        "environment": {} if job.script is None else environment_of(job.script.read_text()),
+    }
+
+
+def environment_of(script: str) -> dict[str, str]:
+    """The variables that are set of those that a recipe's script reads, such as how many questions it makes."""
+    names = sorted(set(re.findall(r"\$\{([A-Z_]+):-", script)) - SET_HERE)
+    return {name: os.environ[name] for name in names if name in os.environ}
+
+
+def config_hash(config: Mapping[str, Any]) -> str:
+    """Of a composed config without `OWN_PLACES`."""
+    kept = deepcopy(dict(config))
+    for node, names in OWN_PLACES.items():
+        for name in names:
+            kept.get(node, {}).pop(name, None)
+    return hashlib.sha256(json.dumps(kept, sort_keys=True, default=str).encode()).hexdigest()
 
 
 def write_run(folder: Path, identity: Mapping[str, Any], run: StoredRun) -> None:
@@ -67,74 +106,77 @@ def read_run(folder: Path, identity: Mapping[str, Any]) -> StoredRun | None:
     return StoredRun(steps, use, json.loads(surroundings.read_text()))
 
 
-def write_report(out: Path, comparison: Comparison, raw: Mapping[tuple[str, int, int], Sequence[Step]]) -> None:
-    """The report, as text and as a page, and the raw data; `raw` has what each run logged, by arm, seed and round."""
-    with replaced_file(out / "report.md") as temporary:
-        temporary.write_text(markdown(comparison), encoding="utf-8")
-    with replaced_file(out / "report.html") as temporary:
-        temporary.write_text(page(comparison), encoding="utf-8")
+def write_report(
+    out: Path,
+    comparison: Comparison,
+    raw: Mapping[tuple[str, int, int], Sequence[Step]],
+    manifest: Mapping[str, Any],
+) -> None:
+    """The report, as text and as a page, and the data; `raw` has what each run logged, by arm, seed and round."""
+    from seamless_verl.tools.compare.page import markdown, page  # plotly, of which the command says if it is missing
+
+    texts = {"report.md": markdown(comparison), "report.html": page(comparison)}
+    texts["manifest.json"] = json.dumps(manifest, indent=1, default=str) + "\n"
+    for name, text in texts.items():
+        with replaced_file(out / name) as temporary:
+            temporary.write_text(text, encoding="utf-8")
     write_table(out / "runs.parquet", run_rows(comparison))
-    write_table(out / "steps.parquet", list(step_rows(comparison.runs, raw)))
-    write_table(out / "lengths.parquet", list(length_rows(comparison.runs)))
+    write_table(out / "steps.parquet", step_rows(comparison.runs, raw))
+    write_table(out / "lengths.parquet", length_rows(comparison.runs))
 
 
-def run_rows(comparison: Comparison) -> list[dict[str, Any]]:
-    """A row for each run: its figures, and what an arm permits, and when its run reached a reward."""
-    goals, times = targets(comparison), {one.arm: one for one in times_to_target(comparison)}
-    rows = []
+def named(run: Run) -> dict[str, Any]:
+    """The columns by which a table's rows are told apart."""
+    return {"arm": run.arm, "seed": run.seed, "round": run.round}
+
+
+def run_rows(comparison: Comparison) -> Iterator[dict[str, Any]]:
+    """A row for each run: its figures, what its arm permits, when it reached its target, whether it fell, how its
+    lengths differ. Null is what is not known."""
+    goals, times = targets(comparison), {one.arm: one.reached for one in times_to_target(comparison)}
     for run in comparison.runs:
-        named = {"arm": run.arm, "seed": run.seed, "round": run.round, "state": str(run.state), "reason": run.reason}
-        named["machine"] = machine_words(run.machine) if run.machine else None
-        figures = {} if run.figures is None else asdict(run.figures)
-        reached = times[run.arm].reached.get(run.pair) if run.arm in times else None
         facts = comparison.arms.get(run.arm, ArmFacts(""))
-        known = {"permitted": facts.permitted, "learning_rate": float(facts.rate) if facts.rate else None}
-        rows.append(named | known | figures | learning_columns(run, goals, reached))
-    return rows
-
-
-def learning_columns(run: Run, goals: Mapping[Pair, float], reached: RewardPoint | None) -> dict[str, Any]:
-    """When the run reached its target, whether it fell, and how its lengths differ; null where that is not known."""
-    points = reward_points(run.steps) if run.figures is not None else []
-    bias = {} if run.bias is None else {f"length_{name}": value for name, value in asdict(run.bias).items()}
-    return {
-        "target_reward": goals.get(run.pair),
-        "seconds_to_target": None if reached is None else reached.seconds,
-        "training_s_to_target": None if reached is None else reached.training_s,
-        "samples_to_target": None if reached is None else reached.samples,
-        "best_reward": max((point.reward for point in points), default=None),
-        "collapsed": collapse(points) is not None if points else None,
-        **bias,
-    }
+        reached = times.get(run.arm, {}).get(run.pair)
+        points = reward_points(run.steps) if run.figures is not None else []
+        yield {
+            **named(run),
+            "state": str(run.state),
+            "reason": run.reason,
+            "machine": machine_words(run.machine) if run.machine else None,
+            "permitted": facts.permitted,
+            "learning_rate": float(facts.rate) if facts.rate else None,
+            **({} if run.figures is None else asdict(run.figures)),
+            "target_reward": goals.get(run.pair),
+            "seconds_to_target": None if reached is None else reached.seconds,
+            "training_s_to_target": None if reached is None else reached.training_s,
+            "samples_to_target": None if reached is None else reached.samples,
+            "best_reward": max((point.reward for point in points), default=None),
+            "collapsed": collapse(points) is not None if points else None,
+            **({} if run.bias is None else {f"length_{name}": value for name, value in asdict(run.bias).items()}),
+        }
 
 
 def length_rows(runs: Sequence[Run]) -> Iterator[dict[str, Any]]:
     """A row for each sample whose length its run wrote down."""
     for run in runs:
-        for row in sample_rows(run.lengths) if run.lengths is not None else ():
-            yield {"arm": run.arm, "seed": run.seed, "round": run.round, **row}
+        yield from (named(run) | row for row in (sample_rows(run.lengths) if run.lengths is not None else ()))
 
 
 def step_rows(runs: Sequence[Run], raw: Mapping[tuple[str, int, int], Sequence[Step]]) -> Iterator[dict[str, Any]]:
     """A row for each step of each run: its figures, then every metric that is a number, by its name in verl."""
     for run in runs:
-        logged = raw.get((run.arm, run.seed, run.round), ())
-        for step, row in zip(run.steps, logged, strict=True) if logged else ():
+        for step, row in zip(run.steps, raw.get(run.key, ()), strict=run.key in raw):
             metrics = {name: value for name in row["data"] if (value := number(row["data"], name)) is not None}
-            yield {"arm": run.arm, "seed": run.seed, "round": run.round, **asdict(step), **metrics}
+            yield named(run) | asdict(step) | metrics
 
 
-def write_table(file: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+def write_table(file: Path, given: Iterable[Mapping[str, Any]]) -> None:
     """Rows of one table, with null where a row has no such column."""
     import pyarrow as pa
     from pyarrow import parquet
 
+    rows = list(given)
     names = dict.fromkeys(name for row in rows for name in row)
     table = pa.table({name: [row.get(name) for row in rows] for name in names})
     with replaced_file(file) as temporary:
         parquet.write_table(table, temporary)
-
-
-def write_manifest(out: Path, manifest: Mapping[str, Any]) -> None:
-    with replaced_file(out / "manifest.json") as temporary:
-        temporary.write_text(json.dumps(manifest, indent=1, default=str) + "\n")

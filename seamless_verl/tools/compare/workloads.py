@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from seamless_verl.config.words import quoted
-from seamless_verl.tiny.files import replaced_file
+from seamless_verl.runtime.files import replaced_file
 
 PROMPT_TOKENS = 64  # of the longest prompt
 DEVICES, MINI_BATCH = 2, 4
@@ -32,7 +32,6 @@ class Lognormal:
 
     @property
     def mean(self) -> float:
-        """The mean of the uncut distribution."""
         return self.median * math.exp(self.sigma**2 / 2)
 
     @classmethod
@@ -72,6 +71,11 @@ class Workload:
         return self.prompts * self.samples
 
     @property
+    def in_flight(self) -> int:
+        """Samples of a step on each device."""
+        return self.step_samples // DEVICES
+
+    @property
     def response_tokens(self) -> int:
         """Longest response: the tokens of all turns and of their tools' results."""
         return self.turns * self.longest + (self.turns - 1) * self.tool_tokens
@@ -94,8 +98,7 @@ class Workload:
 
     def turn_s(self, rates: Mapping[int, float]) -> float:
         """Seconds of a mean turn with a step's samples on all devices; `rates` are tokens/s by samples in flight."""
-        in_flight = self.step_samples // DEVICES
-        return round(self.tokens.mean * in_flight / rates[in_flight], 3)
+        return round(self.tokens.mean * self.in_flight / rates[self.in_flight], 3)
 
     def with_turn(self, turn_s: float) -> Workload:
         """The workload with tools that take `turn_s` on the mean, as long as a turn."""
@@ -103,14 +106,12 @@ class Workload:
 
     def generated(self, prompts: range) -> int:
         """Tokens that all samples of the prompts at these indices generate."""
-        return sum(
-            turn.tokens for index in prompts for session in range(self.samples) for turn in self.sample(index, session)
-        )
+        samples = (self.sample(index, session) for index in prompts for session in range(self.samples))
+        return sum(turn.tokens for turns in samples for turn in turns)
 
 
 TURN_S = 0.38
 """Seconds of generation of a mean turn of `w3` where it was not measured: 83 tokens at 4.6 ms."""
-W2_WHAT = "a long tail, a whole step in flight at once"
 W2_HEAVY_WHAT = "a heavier tail: half of all tokens are in samples of 390 or more"
 W3_WHAT = "four turns, between them tools that take as long as a turn"
 W3_TOOL = Lognormal.with_mean(TURN_S, 0.8)
@@ -118,7 +119,7 @@ WORKLOADS = {
     workload.name: workload
     for workload in (
         Workload("w1", "even lengths", Lognormal(60, 0.3), longest=256),
-        Workload("w2", W2_WHAT, Lognormal(50, 1.3), longest=1792),
+        Workload("w2", "a long tail, a whole step in flight at once", Lognormal(50, 1.3), longest=1792),
         Workload("w2_heavy", W2_HEAVY_WHAT, Lognormal(40, 1.6), longest=1920),
         Workload("w3", W3_WHAT, Lognormal(60, 0.8), longest=448, turns=4, tool=W3_TOOL, tool_tokens=16),
     )
@@ -167,11 +168,9 @@ def make_data(workload: Workload, steps: int, folder: Path) -> None:
 
 def write_loops(workload: Workload, folder: Path) -> None:
     """Writes the agent loop's entry. YAML, of which JSON is a part."""
-    loop: dict[str, object] = {
-        "name": "forced",
-        "_target_": "seamless_verl.tools.compare.forced_loop.ForcedLengthLoop",
-        "workload": workload.name,
-    }
-    loop |= {} if workload.tool is None else {"turn_s": workload.tool.mean}
+    target = "seamless_verl.tools.compare.forced_loop.ForcedLengthLoop"
+    loop: dict[str, object] = {"name": "forced", "_target_": target, "workload": workload.name}
+    if workload.tool is not None:
+        loop["turn_s"] = workload.tool.mean
     with replaced_file(folder / LOOPS_FILE) as temporary:
         temporary.write_text(json.dumps([loop]))

@@ -7,44 +7,44 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from seamless_verl.cli.main import COMMANDS
+from seamless_verl.cli.main import COMMANDS, Commands
 from seamless_verl.cli.output import escape, format_count, write
-from seamless_verl.errors import ConfigError, Finding, Level
+from seamless_verl.errors import ConfigError
 from seamless_verl.tools.doctor import machine, network, software
-from seamless_verl.tools.doctor.gather import Facts
+from seamless_verl.tools.doctor.facts import Facts, Finding, Judgement, Level
 
 ABOUT = COMMANDS["doctor"]
 FORMAT = 1
 """Of the JSON: a reader of another one is to be changed."""
 FOUND_ERRORS = 1
 LAST_PORT = 65535
-PROBES: tuple[Callable[[Facts], list[Finding]], ...] = (
-    software.probe_system,
-    software.probe_python,
-    software.probe_package,
-    software.probe_versions,
-    software.probe_vllm_name,
-    software.probe_stack,
-    software.probe_platform,
-    machine.probe_devices,
-    machine.probe_memory,
-    machine.probe_shared_memory,
-    machine.probe_huge_pages,
-    machine.probe_open_files,
-    machine.probe_processes,
-    machine.probe_locked_memory,
-    machine.probe_temporary,
-    machine.probe_disks,
-    machine.probe_clock,
-    network.probe_connections,
-    network.probe_proxies,
-    network.probe_ports,
-    network.probe_ray,
+PROBES: tuple[tuple[str, Callable[[Facts], list[Judgement]]], ...] = (
+    ("system", software.probe_system),
+    ("python", software.probe_python),
+    ("package", software.probe_package),
+    ("versions", software.probe_versions),
+    ("vllm", software.probe_vllm_name),
+    ("stack", software.probe_stack),
+    ("platform", software.probe_platform),
+    ("devices", machine.probe_devices),
+    ("memory", machine.probe_memory),
+    ("shared memory", machine.probe_shared_memory),
+    ("huge pages", machine.probe_huge_pages),
+    ("open files", machine.probe_open_files),
+    ("processes", machine.probe_processes),
+    ("locked memory", machine.probe_locked_memory),
+    ("TMPDIR", machine.probe_temporary),
+    ("disk", machine.probe_disks),
+    ("clock", machine.probe_clock),
+    ("network", network.probe_connections),
+    ("proxies", network.probe_proxies),
+    ("ports", network.probe_ports),
+    ("Ray", network.probe_ray),
 )
-"""In the order in which findings are mended: later ones often follow from earlier ones."""
+"""By subject, in the order in which findings are mended: later ones often follow from earlier ones."""
 
 
-def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add_command(commands: Commands) -> None:
     """Adds the command to the tree of subcommands."""
     parser = commands.add_parser("doctor", help=ABOUT, description=f"Says {ABOUT}. Exit code 1 if a run would fail.")
     parser.add_argument("--json", action="store_true", help="the findings as JSON")
@@ -63,39 +63,28 @@ def show_findings(args: argparse.Namespace) -> int:
     from seamless_verl.tools.doctor.gather import gather
 
     findings = diagnose(gather(args.folder, args.port))
-    write(json.dumps(as_json(findings), indent=2) if args.json else "\n".join(lines(findings)))
-    return FOUND_ERRORS if count(findings, Level.ERROR) else 0
+    errors, warnings = (sum(one.level is level for one in findings) for level in (Level.ERROR, Level.WARNING))
+    if args.json:
+        shown = [
+            {"subject": one.subject, "level": str(one.level), "text": one.text, "way_out": one.way_out or None}
+            for one in findings
+        ]
+        write(json.dumps({"format": FORMAT, "errors": errors, "warnings": warnings, "findings": shown}, indent=2))
+    else:
+        write("\n".join(lines(findings)))
+        write(f"\n{format_count(errors, 'error')}, {format_count(warnings, 'warning')}")
+    return FOUND_ERRORS if errors else 0
 
 
 def diagnose(facts: Facts) -> list[Finding]:
     """Every finding, those that are in order too."""
-    return [finding for probe in PROBES for finding in probe(facts)]
+    return [Finding(subject, *judgement) for subject, probe in PROBES for judgement in probe(facts)]
 
 
 def lines(findings: Sequence[Finding]) -> Iterator[str]:
-    """Lines for a terminal: each finding with its way out below, then how many there are."""
+    """Lines for a terminal: each finding with its way out below."""
     width = max(len(level) for level in Level)
     for finding in findings:
         yield f"{finding.level:<{width}}  {finding.subject}: {escape(finding.text)}"
         if finding.way_out:
             yield f"{'':<{width}}  -> {escape(finding.way_out)}"
-    errors, warnings = count(findings, Level.ERROR), count(findings, Level.WARNING)
-    yield ""
-    yield f"{format_count(errors, 'error')}, {format_count(warnings, 'warning')}"
-
-
-def as_json(findings: Sequence[Finding]) -> dict[str, object]:
-    """Plain values: the format, the numbers of errors and warnings, and all findings in order."""
-    return {
-        "format": FORMAT,
-        "errors": count(findings, Level.ERROR),
-        "warnings": count(findings, Level.WARNING),
-        "findings": [
-            {"subject": one.subject, "level": str(one.level), "text": one.text, "way_out": one.way_out or None}
-            for one in findings
-        ],
-    }
-
-
-def count(findings: Sequence[Finding], level: Level) -> int:
-    return sum(finding.level is level for finding in findings)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
-from typing import get_type_hints
+from typing import Any, get_type_hints
 
 import msgspec
 
@@ -14,11 +14,10 @@ from seamless_verl.algorithms.samplers import SAMPLERS, sampler_named
 from seamless_verl.errors import ConfigError
 from seamless_verl.resources.lending import POLICIES
 from seamless_verl.runtime.fields import read_value
-from seamless_verl.tools.simulator.machine import MACHINES, MachineProfile, machine_named
+from seamless_verl.tools.simulator.machine import MACHINES, named
 from seamless_verl.tools.simulator.report import calibration_table, results_table, results_to_json
-from seamless_verl.tools.simulator.scenario import SCHEDULERS, Deaths, Scenario, Scheduler
+from seamless_verl.tools.simulator.scenario import SCHEDULERS, WORKLOADS, Deaths, Scenario, Scheduler
 from seamless_verl.tools.simulator.simulate import simulate
-from seamless_verl.tools.simulator.workload import WORKLOADS, workload_named
 
 PROG, AUTO = "python -m seamless_verl.tools.simulator", "auto"
 FLAGS = {  # and the fields of Scheduler that they set
@@ -44,57 +43,38 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog=PROG, description="Schedulers and lending policies in virtual time.")
-    parser.add_argument("--workload", default="w2", help=f"one of {', '.join(WORKLOADS)}")
-    parser.add_argument(
-        "--devices",
-        nargs="+",
-        default=["train+rollout"] * 2,
-        metavar="TAGS",
-        help="a device's tags, joined by +; 512*train+rollout are so many devices",
-    )
-    parser.add_argument(
-        "--scheduler", nargs="+", default=["seamless"], help=f"one or more of {', '.join(SCHEDULERS)}; each is a line"
-    )
-    parser.add_argument("--policy", nargs="+", help=f"for each scheduler, one line for each of {', '.join(POLICIES)}")
-    parser.add_argument("--max-staleness", type=int, help="weight versions")
-    parser.add_argument(
-        "--ahead",
-        type=ahead,
-        metavar="STEPS",
-        help="batches submitted beyond the current one; auto: found as a run does",
-    )
-    parser.add_argument(
-        "--updates",
-        type=int,
-        help="local updates of a step (verl's parameter_sync_step), a mini-batch of its prompts each",
-    )
-    parser.add_argument("--machine", default="devices", help=f"one of {', '.join(MACHINES)}")
-    parser.add_argument("--switch-s", type=float, help="seconds of a switch, each way")
-    parser.add_argument("--tail-batching", type=float, metavar="SHARE", help="of extra prompts of a step")
-    parser.add_argument("--host-s", type=float, help="seconds of the host's work on a mini-batch")
+    add = parser.add_argument
+    add("--workload", default="w2", help=f"one of {', '.join(WORKLOADS)}")
+    tags = "a device's tags, joined by +; 512*train+rollout are so many devices"
+    add("--devices", nargs="+", default=["train+rollout"] * 2, metavar="TAGS", help=tags)
+    schedulers = f"one or more of {', '.join(SCHEDULERS)}; each is a line"
+    add("--scheduler", nargs="+", default=["seamless"], help=schedulers)
+    add("--policy", nargs="+", help=f"for each scheduler, one line for each of {', '.join(POLICIES)}")
+    add("--max-staleness", type=int, help="weight versions")
+    steps = "batches submitted beyond the current one; auto: found as a run does"
+    add("--ahead", type=ahead, metavar="STEPS", help=steps)
+    add("--updates", type=int, help="local updates of a step (verl's parameter_sync_step), a mini-batch each")
+    add("--machine", default="devices", help=f"one of {', '.join(MACHINES)}")
+    add("--switch-s", type=float, help="seconds of a switch, each way")
+    add("--tail-batching", type=float, metavar="SHARE", help="of extra prompts of a step")
+    add("--host-s", type=float, help="seconds of the host's work on a mini-batch")
     for flag, (field, text) in FLAGS.items():
-        parser.add_argument(flag, dest=field, action="store_true", default=None, help=text)
-    parser.add_argument("--look-s", type=float, help="seconds between two decisions of the policy while training waits")
-    parser.add_argument("--deaths-per-hour", type=float, default=0.0, help="of replicas, in the whole cluster")
-    parser.add_argument("--restart-s", type=float, default=60.0, help="seconds until a dead replica is back")
+        add(flag, dest=field, action="store_true", default=None, help=text)
+    add("--look-s", type=float, help="seconds between two decisions of the policy while training waits")
+    add("--deaths-per-hour", type=float, default=0.0, help="of replicas, in the whole cluster")
+    add("--restart-s", type=float, default=60.0, help="seconds until a dead replica is back")
     death = "the replica of this device, counted from 0, dies then, and is back after --restart-s"
-    parser.add_argument("--death", nargs="+", type=death_of, default=[], metavar="SECONDS:DEVICE", help=death)
-    parser.add_argument("--seats", type=int, default=32, help="calls an engine runs at once")
-    parser.add_argument("--sampler", help=f"who is sampled and how often: one of {', '.join(SAMPLERS)}")
-    parser.add_argument(
-        "--sampler-option",
-        nargs="+",
-        default=[],
-        metavar="KEY=VALUE",
-        help="an option of seamless.sampler that it reads",
-    )
-    parser.add_argument(
-        "--pass-rates", nargs="+", type=float, default=SPREAD, metavar="P", help="of the data's prompts, for a sampler"
-    )
-    parser.add_argument("--steps", type=int, default=40)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--json", action="store_true")
-    parser.add_argument("--calibration", action="store_true", help="measured against simulated, and nothing else")
+    add("--death", nargs="+", type=death_of, default=[], metavar="SECONDS:DEVICE", help=death)
+    add("--seats", type=int, default=32, help="calls an engine runs at once")
+    add("--sampler", help=f"who is sampled and how often: one of {', '.join(SAMPLERS)}")
+    option = "an option of seamless.sampler that it reads"
+    add("--sampler-option", nargs="+", default=[], metavar="KEY=VALUE", help=option)
+    rates = "of the data's prompts, for a sampler"
+    add("--pass-rates", nargs="+", type=float, default=SPREAD, metavar="P", help=rates)
+    add("--steps", type=int, default=40)
+    add("--seed", type=int, default=1)
+    add("--json", action="store_true")
+    add("--calibration", action="store_true", help="measured against simulated, and nothing else")
     return parser
 
 
@@ -105,24 +85,33 @@ def _simulate_all(args: argparse.Namespace) -> str:
 
 def scenarios(args: argparse.Namespace) -> dict[str, Scenario]:
     """The scenarios by the name of their line. Raises ConfigError for a name or number that cannot be."""
-    named: dict[str, Scenario] = {}
-    for name in args.scheduler:
-        for policy in args.policy or [None]:
-            scheduler = _scheduler(args, name, policy)
-            line = f"{name} {policy}" if policy else name
-            named[line] = Scenario(
-                replace(workload_named(args.workload), pass_rates=tuple(args.pass_rates)),
-                tuple(device for text in args.devices for device in _devices(text)),
-                scheduler,
-                _machine(args),
-                seats=args.seats,
-                steps=args.steps,
-                seed=args.seed,
-                deaths=Deaths(args.deaths_per_hour, args.restart_s, tuple(args.death)),
-                sampler=args.sampler,
-                sampler_options=_sampler_options(args.sampler, args.sampler_option),
-            )
-    return named
+    times = {"switch_to_rollout_s": args.switch_s, "switch_to_train_s": args.switch_s, "host_s": args.host_s}
+    one = Scenario(
+        replace(named(WORKLOADS, args.workload, "workload"), pass_rates=tuple(args.pass_rates)),
+        tuple(device for text in args.devices for device in _devices(text)),
+        machine=replace(named(MACHINES, args.machine, "machine"), **_given(times)),
+        seats=args.seats,
+        steps=args.steps,
+        seed=args.seed,
+        deaths=Deaths(args.deaths_per_hour, args.restart_s, tuple(args.death)),
+        sampler=args.sampler,
+        sampler_options=_sampler_options(args.sampler, args.sampler_option),
+    )
+    fields_of = {field.name for field in fields(Scheduler)} - {"policy"}
+    options = {name: value for name, value in vars(args).items() if name in fields_of}
+    if args.ahead == AUTO:
+        options |= {"ahead": None, "finds_ahead": True}
+    return {
+        f"{name} {policy}" if policy else name: replace(
+            one, scheduler=replace(named(SCHEDULERS, name, "scheduler"), **_given({**options, "policy": policy}))
+        )
+        for name in args.scheduler
+        for policy in args.policy or [None]
+    }
+
+
+def _given(options: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in options.items() if value is not None}
 
 
 def _devices(text: str) -> tuple[frozenset[str], ...]:
@@ -155,33 +144,12 @@ def _sampler_options(sampler: str | None, given: Sequence[str]) -> dict[str, obj
         if kind is None or name not in kind.OPTIONS:
             way_out = f"Give {' or '.join(kind.OPTIONS)}" if kind else "Give --sampler"
             raise ConfigError("--sampler-option", text, f"is not read by sampler {sampler}", way_out)
-        wanted = get_type_hints(kind.__init__)[name]
-        options[name] = read_value(wanted, value_of(value), key=f"--sampler-option {name}")
+        try:
+            number: object = msgspec.json.decode(value)
+        except msgspec.DecodeError:
+            number = value
+        options[name] = read_value(get_type_hints(kind.__init__)[name], number, key=f"--sampler-option {name}")
     return options
-
-
-def value_of(text: str) -> object:
-    """A number where the text is one."""
-    try:
-        return msgspec.json.decode(text)
-    except msgspec.DecodeError:
-        return text
-
-
-def _scheduler(args: argparse.Namespace, name: str, policy: str | None) -> Scheduler:
-    if name not in SCHEDULERS:
-        way_out = f"Choose one of {sorted(SCHEDULERS)}"
-        raise ConfigError("scheduler", name, "there is no such scheduler", way_out)
-    given = vars(args) | {"policy": policy}
-    if args.ahead == AUTO:
-        given |= {"ahead": None, "finds_ahead": True}
-    names = {field.name for field in fields(Scheduler)}
-    return replace(SCHEDULERS[name], **{k: value for k, value in given.items() if k in names and value is not None})
-
-
-def _machine(args: argparse.Namespace) -> MachineProfile:
-    overrides = {"switch_to_rollout_s": args.switch_s, "switch_to_train_s": args.switch_s, "host_s": args.host_s}
-    return replace(machine_named(args.machine), **{key: value for key, value in overrides.items() if value is not None})
 
 
 if __name__ == "__main__":

@@ -6,9 +6,8 @@ import argparse
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import TypeAlias
 
-from seamless_verl.cli.main import COMMANDS
+from seamless_verl.cli.main import Commands, add_parser
 from seamless_verl.cli.output import format_count, text_table, write, write_file
 from seamless_verl.errors import ConfigError
 from seamless_verl.runtime.files import DESCRIPTION, RunDescription
@@ -21,14 +20,11 @@ from seamless_verl.tools.simulator.calibration import (
     fit,
     read_metrics,
     read_rates,
-    read_rates_file,
 )
 from seamless_verl.tools.simulator.machine import TWO_CORES
 from seamless_verl.tools.view.folder import DEPTH, JOURNALS, MAX_LISTED, TRACES, runs_below
 
-Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 FILES = (DESCRIPTION, RECORDING, TRACES, JOURNALS)  # of a run, beside its metrics
-ABOUT = COMMANDS["calibrate"]
 SHOWN = (
     ("train_token_s", "train", "device-seconds a trained token"),
     ("train_row_s", "train", "device-seconds a sequence"),
@@ -42,26 +38,16 @@ SHOWN = (
 
 def add_command(commands: Commands) -> None:
     """Adds the command to the tree of subcommands."""
-    calibrate = commands.add_parser("calibrate", help=ABOUT, description=ABOUT[0].upper() + ABOUT[1:] + ".")
-    calibrate.add_argument(
-        "run_folder",
-        type=Path,
-        metavar="RUN",
-        help="trainer.default_local_dir of a run, a file in it, or a folder above",
-    )
-    calibrate.add_argument("--out", type=Path, metavar="FILE", help="where the constants go; calibration.json in RUN")
-    calibrate.add_argument("--skip", type=int, default=2, help="first steps that are left out")
-    calibrate.add_argument(
-        "--samples", type=int, help=f"the run's actor_rollout_ref.rollout.n, by default as {DESCRIPTION} says"
-    )
-    calibrate.add_argument(
-        "--updates", type=int, help=f"the run's local updates of a step, by default as {DESCRIPTION} says"
-    )
-    calibrate.add_argument("--rates", type=Path, metavar="FILE", help="an engine alone: tokens/s by calls, as JSON")
-    calibrate.add_argument(
-        "--shared-cores", action="store_true", help="devices are the host's cores: assume its work as on two cores"
-    )
-    calibrate.add_argument("--json", action="store_true", help="print the constants as JSON")
+    calibrate = add_parser(commands, "calibrate")
+    add = calibrate.add_argument
+    place = "trainer.default_local_dir of a run, a file in it, or a folder above"
+    add("run_folder", type=Path, metavar="RUN", help=place)
+    add("--out", type=Path, metavar="FILE", help="where the constants go; calibration.json in RUN")
+    add("--skip", type=int, default=2, help="first steps that are left out")
+    add("--samples", type=int, help=f"the run's actor_rollout_ref.rollout.n, by default as {DESCRIPTION} says")
+    add("--updates", type=int, help=f"the run's local updates of a step, by default as {DESCRIPTION} says")
+    shared = "devices are the host's cores: assume its work as on two cores"
+    add("--shared-cores", action="store_true", help=shared)
     calibrate.set_defaults(run=calibrate_run)
 
 
@@ -72,31 +58,21 @@ def calibrate_run(args: argparse.Namespace) -> None:
             raise ConfigError(f"--{key}", value, "it is too small", f"Give {least} or more")
     found_run = run_of(args.run_folder)
     folder = found_run if found_run.is_dir() else found_run.parent
-    samples, updates = sizes_of_step(folder, args.samples, args.updates)
+    description = RunDescription.read(folder)
+    samples, updates = args.samples, args.updates
+    if description is not None:
+        samples, updates = samples or description.samples, updates or description.updates
+    if samples is None:
+        reason = f"the run has no {DESCRIPTION} that says how many samples a prompt had"
+        raise ConfigError("--samples", None, reason, "Give its actor_rollout_ref.rollout.n")
     run = read_metrics(found_run, skip=args.skip, least=LEAST_STEPS)
-    points: list[tuple[float, float]]
-    if args.rates is None:
-        points = read_rates(folder)
-    else:
-        points = [(float(calls), rate) for calls, rate in read_rates_file(args.rates).items()]
-    found = fit(run, points, samples=samples, updates=updates, alone=args.rates is not None)
+    found = fit(run, read_rates(folder), samples=samples, updates=updates or 1)
     if args.shared_cores:
         assumed = {name: getattr(TWO_CORES, name) for name in ("host_token_s", "host_sample_s", "dispatch_s", "call_s")}
         found = replace(found, machine=replace(found.machine, **assumed))
     out = args.out or folder / "calibration.json"
     write_file("--out", out, found.to_json() + "\n")
-    write(found.to_json() if args.json else "\n".join((*calibration_lines(found), "", f"written to {out}")))
-
-
-def sizes_of_step(folder: Path, samples: int | None, updates: int | None) -> tuple[int, int]:
-    """Samples a prompt and local updates of a step: as given, or as the run's description has them."""
-    run = RunDescription.read(folder)
-    if run is not None:
-        samples, updates = samples or run.samples, updates or run.updates
-    if samples is None:
-        reason = f"the run has no {DESCRIPTION} that says how many samples a prompt had"
-        raise ConfigError("--samples", None, reason, "Give its actor_rollout_ref.rollout.n")
-    return samples, updates or 1
+    write("\n".join((*calibration_lines(found), "", f"written to {out}")))
 
 
 def run_of(given: Path) -> Path:
@@ -127,8 +103,6 @@ def calibration_lines(found: Calibration) -> Iterator[str]:
         (name, f"{getattr(found.machine, name):.4g}", f"{found.residuals[of]:.0%}", what) for name, of, what in SHOWN
     ]
     spread, what = f"{found.residuals['rates']:.0%}", "tokens/s of an engine"
-    if found.engine_source is RatesSource.ALONE:
-        spread, what = "-", f"{what}, as it was measured"
     if found.engine_source is RatesSource.MEAN:
         what += "; the mean of the run, beside it the spread of its steps"
     rows += [(f"rates {calls}", f"{rate:.4g}", spread, what) for calls, rate in found.machine.rates.items()]

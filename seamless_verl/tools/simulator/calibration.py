@@ -1,26 +1,23 @@
 """Fits a simulated machine and workload to what a run leaves, and reads and writes what was fitted as JSON.
 
-A run leaves the metrics of its steps, and the rates that its lending policy saw. `metrics.jsonl` has a line a step,
-{"step", "time", "metrics"}; verl's file logger writes {"step", "data"} instead. Every number that a fit needs is
-checked: one that is missing, negative or not finite is refused with its step.
+A run leaves the metrics of its steps, and the rates that its lending policy saw (`lending.jsonl`). `metrics.jsonl` has
+a line a step, {"step", "time", "metrics"}; verl's file logger writes {"step", "data"} instead.
 
 - Training: least squares of the ledger's device-seconds of training, by tokens and sequences. Where the steps' tokens
   are too much alike to tell the two apart, all is ascribed to tokens.
-- Engines: an engine that was measured alone is taken as it was. Else the seconds of a decoding step are a straight line
-  in the calls that run, by least squares, of what the lending policy saw. Without that there is one point: all
-  generated tokens over the ledger's device-seconds of generation, at the calls that a step has for each device.
+- Engines: the seconds of a decoding step are a straight line in the calls that run, by least squares, of what the
+  lending policy saw. Without that there is one point: all generated tokens over the ledger's device-seconds of
+  generation, at the calls that a step has for each device.
 - Lengths: lognormal, from the mean and the longest of each step. The longest of n draws is z(n) standard deviations of
   the logarithm above the median, so that longest / mean = exp(sigma z - sigma^2 / 2).
 - The rest are medians of the steps.
-
-What a run does not show stays as it is in `MachineProfile`, and is named in `assumed`.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from itertools import pairwise
@@ -29,12 +26,13 @@ from statistics import NormalDist, mean, median, pstdev
 from typing import Any, TypeAlias
 
 import msgspec
+import numpy as np
 
 from seamless_verl.errors import ConfigError
 from seamless_verl.resources.lending.policy import Assignment, Decision, LendingView, Use
 from seamless_verl.runtime.step_metrics import FILE as METRICS
 from seamless_verl.tools.simulator.machine import MachineProfile
-from seamless_verl.tools.simulator.workload import SimulatedWorkload
+from seamless_verl.tools.simulator.scenario import SimulatedWorkload
 
 RECORDING = "lending.jsonl"
 Recorded: TypeAlias = tuple[LendingView, Decision]
@@ -74,7 +72,20 @@ def read_metrics(run: Path, *, skip: int, least: int) -> RunMetrics:
         way_out = "Give the folder trainer.default_local_dir of a run, or its file of metrics"
         raise ConfigError("RUN", str(run), f"there is no {METRICS}", way_out)
     found: dict[int, dict[str, Any]] = {}
-    for step, metrics in _lines(path):
+    try:
+        texts = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    except (OSError, UnicodeDecodeError) as error:
+        reason = f"it cannot be read as step metrics: {error}"
+        raise ConfigError("RUN", str(path), reason, f"Give the folder of a run, or its {METRICS}") from error
+    for number, text in enumerate(texts, 1):
+        if not text.endswith("\n"):
+            break  # a line that was being written when the run ended
+        try:
+            line = json.loads(text)
+            step, metrics = int(line["step"]), dict(line["metrics"] if "metrics" in line else line["data"])
+        except (ValueError, KeyError, TypeError) as error:
+            way_out = 'Each line is {"step": 1, "time": ..., "metrics": {...}}: is it the file of a run?'
+            raise ConfigError("RUN", f"{path}:{number}", "it is no line of step metrics", way_out) from error
         found[step] = found.get(step, {}) | metrics
     steps = sorted(step for step in found if step > 0)[skip:]
     if len(steps) < least:
@@ -106,46 +117,13 @@ def read_rates(run: Path) -> list[tuple[float, float]]:
         return []
     points: list[tuple[float, float]] = []
     for _, _, recorded in read_recording(path):
-        views = [view for view, _ in recorded]
-        for earlier, later in pairwise(views):
+        for (earlier, _), (later, _) in pairwise(recorded):
             before = {device.device_id: device for device in earlier.devices}
             for device in later.devices:
-                calls = (device.running + before[device.device_id].running) / 2
-                generated = device.use is Use.ROLLOUT and before[device.device_id].use is Use.ROLLOUT
-                if generated and device.running and before[device.device_id].running and device.rate > 0:
-                    points.append((calls, device.rate))
+                both = (device, before[device.device_id])
+                if device.rate > 0 and all(one.use is Use.ROLLOUT and one.running for one in both):
+                    points.append((sum(one.running for one in both) / 2, device.rate))
     return points
-
-
-def read_rates_file(path: Path) -> dict[int, float]:
-    """Tokens/s by calls from a file of {"32": 7014, ...}. Raises ConfigError for anything else."""
-    way_out = 'Give JSON such as {"1": 475, "32": 7014}, as the training bench leaves it in rates.json'
-    try:
-        given = json.loads(path.read_text(encoding="utf-8"))
-        rates = {int(calls): float(rate) for calls, rate in given.items()}
-    except (OSError, ValueError, AttributeError, TypeError) as error:
-        raise ConfigError("--rates", str(path), f"it has no rates ({type(error).__name__})", way_out) from error
-    if len(rates) < 2 or not all(calls > 0 and math.isfinite(rate) and rate > 0 for calls, rate in rates.items()):
-        raise ConfigError("--rates", str(path), "it takes two or more positive rates", way_out)
-    return rates
-
-
-def _lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    try:
-        texts: Sequence[str] = path.read_text(encoding="utf-8").splitlines(keepends=True)
-    except (OSError, UnicodeDecodeError) as error:
-        reason = f"it cannot be read as step metrics: {error}"
-        raise ConfigError("RUN", str(path), reason, f"Give the folder of a run, or its {METRICS}") from error
-    for number, text in enumerate(texts, 1):
-        if not text.endswith("\n"):
-            return  # a line that was being written when the run ended
-        try:
-            line = json.loads(text)
-            step, metrics = int(line["step"]), dict(line["metrics"] if "metrics" in line else line["data"])
-        except (ValueError, KeyError, TypeError) as error:
-            way_out = 'Each line is {"step": 1, "time": ..., "metrics": {...}}: is it the file of a run?'
-            raise ConfigError("RUN", f"{path}:{number}", "it is no line of step metrics", way_out) from error
-        yield step, metrics
 
 
 def _checked(path: Path, step: int, name: str, value: object) -> float:
@@ -169,8 +147,6 @@ SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 class RatesSource(StrEnum):
     """Where the engines' rates are from."""
 
-    ALONE = "measured alone"
-    """an engine by itself, by its calls"""
     SEEN = "seen by the lending policy"
     """between two looks, beside everything else"""
     MEAN = "the mean of the ledger"
@@ -191,18 +167,16 @@ class Calibration:
     engine_source: RatesSource
     residuals: Mapping[str, float]
     """relative: of a fit the root mean square, of a median the median distance from it, of the ledger's mean rate the
-    standard deviation of the steps' rates, 0 of an engine that was measured alone"""
+    standard deviation of the steps' rates"""
     measured: Mapping[str, float]  # the run's seconds of a step, tokens/s with prompts, idle share
-    assumed: tuple[str, ...] = ASSUMED
+    assumed: tuple[str, ...] = ASSUMED  # of the machine: what a run does not show stays as it is
 
     def to_json(self) -> str:
         return json.dumps({"format": FORMAT, **asdict(self)}, indent=2)
 
 
-def fit(
-    run: RunMetrics, points: Sequence[tuple[float, float]], *, samples: int = 1, updates: int = 1, alone: bool = False
-) -> Calibration:
-    """The constants of a run; `points` are (calls, tokens/s) of an engine, measured `alone` or seen in the run.
+def fit(run: RunMetrics, points: Sequence[tuple[float, float]], *, samples: int = 1, updates: int = 1) -> Calibration:
+    """The constants of a run; `points` are (calls, tokens/s) of an engine, as its lending policy saw them.
 
     A prompt has so many `samples`, and a step so many `updates`. Raises ConfigError for metrics that are missing or
     cannot be.
@@ -211,12 +185,14 @@ def fit(
     training, train_residual = fit_training(tokens, rows, run.values("seamless/device/train_s"))
     generates = sum(1 for device in run.devices if any(run.values(f"seamless/device/{device}/rollout_share")))
     seats = max(1, round(median(rows) / max(1, generates)))
-    source = RatesSource.ALONE if alone else RatesSource.SEEN if len(points) >= LEAST_POINTS else RatesSource.MEAN
-    rates, rate_residual = fit_rates([(seats, _mean_rate(run))] if source is RatesSource.MEAN else points)
-    if source is RatesSource.MEAN:
-        rate_residual = _spread_of(_step_rates(run))  # one point is fitted without any residual, whatever it says
-    if alone:
-        rates, rate_residual = {round(calls): rate for calls, rate in sorted(points)}, 0.0
+    seen = len(points) >= LEAST_POINTS
+    if seen:
+        rates, rate_residual = fit_rates(points)
+    else:  # one point is fitted without any residual, whatever it says
+        generation = _generation(run)
+        mean_rate = sum(tokens for tokens, _ in generation) / sum(seconds for _, seconds in generation)
+        rates, _ = fit_rates([(seats, mean_rate)])
+        rate_residual = _spread_of([tokens / seconds for tokens, seconds in generation if seconds])
     times = {
         "switch_to_train_s": run.values("lending/switch_s"),
         "sync_s": run.values("timing_s/update_weights"),
@@ -240,7 +216,7 @@ def fit(
         skipped=run.skipped,
         training_devices=sum(1 for device in run.devices if device.startswith("train-")),
         devices=len(run.devices),
-        engine_source=source,
+        engine_source=RatesSource.SEEN if seen else RatesSource.MEAN,
         residuals={"train": train_residual, "rates": rate_residual, **{n: _spread(v) for n, v in times.items()}},
         measured={
             "step_s": median(steps),
@@ -254,14 +230,13 @@ def fit_training(
     tokens: Sequence[float], rows: Sequence[int], seconds: Sequence[float]
 ) -> tuple[tuple[float, float], float]:
     """Device-seconds per token and per sequence, neither negative, and the relative residual."""
-    tt, rr, tr = _dot(tokens, tokens), _dot(rows, rows), _dot(tokens, rows)
-    ts, rs, determinant = _dot(tokens, seconds), _dot(rows, seconds), tt * rr - tr * tr
-    found = (ts / tt, 0.0)
-    if _spread_of(tokens) >= SPREAD and determinant > 1e-9 * tt * rr:
-        both = (ts * rr - rs * tr) / determinant, (rs * tt - ts * tr) / determinant
+    work, times = np.column_stack((tokens, rows)).astype(float), np.asarray(seconds, float)
+    found = np.array([times @ work[:, 0] / (work[:, 0] @ work[:, 0]), 0.0])
+    products = work.T @ work
+    if _spread_of(tokens) >= SPREAD and np.linalg.det(products) > 1e-9 * products[0, 0] * products[1, 1]:
+        both = np.linalg.solve(products, work.T @ times)
         found = both if min(both) >= 0 else found
-    fitted = [found[0] * t + found[1] * r for t, r in zip(tokens, rows, strict=True)]
-    return found, _rms(seconds, fitted)
+    return (float(found[0]), float(found[1])), _rms(times, work @ found)
 
 
 def fit_rates(points: Sequence[tuple[float, float]]) -> tuple[dict[int, float], float]:
@@ -269,17 +244,15 @@ def fit_rates(points: Sequence[tuple[float, float]]) -> tuple[dict[int, float], 
 
     One point says nothing of b: a step then takes as long for fewer calls.
     """
-    calls, seconds = [c for c, _ in points], [c / rate for c, rate in points]
-    most = max(calls)
-    slope = 0.0
-    if pstdev(calls):
-        slope = max(0.0, _dot([c - mean(calls) for c in calls], seconds) / (len(calls) * pstdev(calls) ** 2))
-    fixed = mean(seconds) - slope * mean(calls)
+    calls, rates = np.array(points, float).T
+    seconds, most = calls / rates, float(max(calls))
+    apart = calls - calls.mean()
+    slope = max(0.0, float(apart @ seconds / (apart @ apart))) if apart.any() else 0.0
+    fixed = float(seconds.mean() - slope * calls.mean())
     if fixed <= 0:
-        fixed, slope = 1e-9, _dot(calls, seconds) / _dot(calls, calls)
+        fixed, slope = 1e-9, float(calls @ seconds / (calls @ calls))
     sizes = sorted({1, *(size for size in SIZES if size < most), max(2, round(most))})
-    rates = {size: size / (fixed + slope * size) for size in sizes}
-    return rates, _rms(seconds, [fixed + slope * c for c in calls])
+    return {size: size / (fixed + slope * size) for size in sizes}, _rms(seconds, fixed + slope * calls)
 
 
 def sigma_of(longest_to_mean: float, draws: int) -> float:
@@ -308,21 +281,14 @@ def _rows(run: RunMetrics) -> list[int]:
     return [max(1, round(total / one)) for total, one in zip(tokens, means, strict=True)]
 
 
-def _step_rates(run: RunMetrics) -> list[float]:
-    """Tokens/s of a device that generates, in each step but the first; steps without generation are left out."""
+def _generation(run: RunMetrics) -> list[tuple[float, float]]:
+    """Generated tokens, and device-seconds of generation, of each step but the first. ConfigError without any."""
     generated = [max(0.0, after - before) for before, after in pairwise(run.values("calls/tokens"))]
     seconds = run.values("seamless/device/rollout_s")[1:]
-    return [tokens / spent for tokens, spent in zip(generated, seconds, strict=True) if spent]
-
-
-def _mean_rate(run: RunMetrics) -> float:
-    """Tokens/s of a device that generates, over all steps but the first of them."""
-    generated = sum(max(0.0, after - before) for before, after in pairwise(run.values("calls/tokens")))
-    seconds = sum(run.values("seamless/device/rollout_s")[1:])
-    if not (generated and seconds):
+    if not (sum(generated) and sum(seconds)):
         way_out = "Take a run in which agents make calls"
-        raise ConfigError("calls/tokens", generated, f"{run.path} has no generation in its steps", way_out)
-    return generated / seconds
+        raise ConfigError("calls/tokens", sum(generated), f"{run.path} has no generation in its steps", way_out)
+    return list(zip(generated, seconds, strict=True))
 
 
 def _other_s(run: RunMetrics) -> list[float]:
@@ -348,14 +314,9 @@ def _workload(run: RunMetrics, rows: Sequence[int], samples: int) -> SimulatedWo
     )
 
 
-def _dot(first: Sequence[float], second: Sequence[float]) -> float:
-    return sum(a * b for a, b in zip(first, second, strict=True))
-
-
-def _rms(measured: Sequence[float], fitted: Sequence[float]) -> float:
+def _rms(measured: np.ndarray, fitted: np.ndarray) -> float:
     """Root mean square of what is left, relative to the mean."""
-    left = [m - f for m, f in zip(measured, fitted, strict=True)]
-    return math.sqrt(_dot(left, left) / len(left)) / mean(measured) if any(measured) else 0.0
+    return float(np.sqrt(np.mean((measured - fitted) ** 2)) / measured.mean()) if measured.any() else 0.0
 
 
 def _spread_of(values: Sequence[float]) -> float:

@@ -28,8 +28,7 @@ BUSY = frozenset({SimulatedUse.TRAIN, SimulatedUse.ROLLOUT, SimulatedUse.SYNC}) 
 class VirtualCluster:
     """`on_ended` is called with each call that has ended; `priority` orders the queue, smallest first.
 
-    `keep_cache`: contexts need not be computed again after a weight update. `changed` is set where something has
-    happened that may matter to a lending policy.
+    `changed` is set where something has happened that may matter to a lending policy.
     """
 
     def __init__(
@@ -40,9 +39,8 @@ class VirtualCluster:
         on_ended: Callable[[SimulatedSample], None],
         priority: Callable[[SimulatedSample, int], tuple[int, ...]],
         carry_s: float,
-        keep_cache: bool = False,
     ) -> None:
-        self.machine, self.devices, self.carry_s, self.keep_cache = machine, devices, carry_s, keep_cache
+        self.machine, self.devices, self.carry_s = machine, devices, carry_s
         self.on_ended, self.priority = on_ended, priority
         self.now = self.worked = 0.0
         self.version = 0
@@ -53,10 +51,9 @@ class VirtualCluster:
         self._timers: list[tuple[float, int, Action]] = []
         self._ends: list[tuple[float, int, SimulatedDevice | Action, int]] = []  # by `worked`
         self._order = count()
-        self._trains = [device for device in devices if device.trains]
         most = max(device.engine.seats for device in devices)
-        self._step_s = [0.0, *(machine.decode_s(calls) for calls in range(1, most + 1))]
-        self._loads: list[dict[str, SimulatedDevice]] = [{} for _ in self._step_s]
+        self.step_s = [0.0, *(machine.decode_s(calls) for calls in range(1, most + 1))]  # of a decoding step, by calls
+        self._loads: list[dict[str, SimulatedDevice]] = [{} for _ in self.step_s]
         self._places: dict[str, int] = {}
         self._rate = 0.0  # tokens/s of all engines
         self._busy = 0  # devices that compute
@@ -67,10 +64,6 @@ class VirtualCluster:
     @property
     def waiting(self) -> int:
         return len(self._queue)
-
-    def step_s(self, calls: int) -> float:
-        """Seconds of a decoding step of an engine with so many calls."""
-        return self._step_s[calls]
 
     def after(self, seconds: float, action: Action) -> None:
         heapq.heappush(self._timers, (self.now + seconds, next(self._order), action))
@@ -83,8 +76,8 @@ class VirtualCluster:
     def drop_samples(self, samples: set[SimulatedSample]) -> None:
         """Drop calls in engines, in the queue, and on their way to it."""
         for device in self.devices:
-            self._count_up_to_now(device)
-            device.engine.drop(samples, self.version)
+            device.engine.count_up_to(self.worked)
+            device.engine.drop(samples)
             self.update(device)
         self._cut_calls -= samples
         self._queue = [entry for entry in self._queue if entry[2] not in samples]
@@ -98,11 +91,8 @@ class VirtualCluster:
         while self._queue and (device := self._least_loaded()):
             if device.name not in changed:
                 changed[device.name] = device
-                self._count_up_to_now(device)
-            sample = heapq.heappop(self._queue)[2]
-            device.engine.add(
-                sample, self.version, prefill_token_s=self.machine.prefill_token_s, keep_cache=self.keep_cache
-            )
+                device.engine.count_up_to(self.worked)
+            device.engine.add(heapq.heappop(self._queue)[2])
             self._place(device)
         for device in changed.values():
             self.update(device)
@@ -115,9 +105,8 @@ class VirtualCluster:
         """Begin a switch; the engine's calls are frozen in it or, with `carry`, moved back to the queue."""
         if carry:
             self.cut(device)
-        self._count_up_to_now(device)
-        to_rollout = use is Use.ROLLOUT
-        seconds = self.machine.switch_to_rollout_s if to_rollout else self.machine.switch_to_train_s
+        machine = self.machine
+        seconds = machine.switch_to_rollout_s if use is Use.ROLLOUT else machine.switch_to_train_s
         device.use, device.switching_until = use, self.now + seconds
         self.update(device)
         self.after(seconds, lambda: self._end_switch(device))
@@ -128,8 +117,8 @@ class VirtualCluster:
 
     def cut(self, device: SimulatedDevice) -> None:
         """Cut a device's calls; they are in the queue again after `carry_s`."""
-        self._count_up_to_now(device)
-        if calls := device.engine.cut(self.version):
+        device.engine.count_up_to(self.worked)
+        if calls := device.engine.cut():
             self._cut_calls.update(calls)
             self.after(self.carry_s, lambda: self._enqueue_cut(calls))
         self.update(device)
@@ -147,8 +136,9 @@ class VirtualCluster:
 
     def _set_computing(self, computing: bool) -> None:
         self.computing, self.changed = computing, True
-        for device in self._trains:
-            self._update_kind(device)
+        for device in self.devices:
+            if device.trains:
+                self._update_kind(device)
 
     def after_helpers(self, action: Action) -> None:
         """Do it once the host has done its work on a call that has ended now, and all that it had to do before."""
@@ -172,10 +162,8 @@ class VirtualCluster:
     def commit(self, version: int, *, load_s: float = 0.0) -> None:
         """Commit new weights: tokens from now on are of `version`, after engines have stopped for `load_s`."""
         for device in self.devices:
-            self._count_up_to_now(device)
-            device.engine.commit(
-                self.version, version, prefill_token_s=self.machine.prefill_token_s, keep_cache=self.keep_cache
-            )
+            device.engine.count_up_to(self.worked)
+            device.engine.commit(version)
             device.engine.stalled_s += load_s
             self.update(device)
         self.version, self.changed = version, True
@@ -198,9 +186,10 @@ class VirtualCluster:
     def _place(self, device: SimulatedDevice) -> None:
         """Under the calls that it runs, if it takes more."""
         self._loads[self._places.pop(device.name, 0)].pop(device.name, None)
-        if device.open:
-            self._loads[device.engine.running][device.name] = device
-            self._places[device.name] = device.engine.running
+        running = device.engine.running
+        if device.serving and running < device.engine.seats:
+            self._loads[running][device.name] = device
+            self._places[device.name] = running
 
     def _update_kind(self, device: SimulatedDevice) -> None:
         device.count_up_to(self.now)
@@ -210,36 +199,23 @@ class VirtualCluster:
 
     def _decode_s(self, engine: SimulatedEngine) -> float:
         """Seconds of a decoding step, on the mean until the next call ends: contexts grow."""
-        seconds = self._step_s[engine.running]
+        seconds = self.step_s[engine.running]
         if cost := self.machine.context_token_s:
             growth = engine.running * engine.steps_to_next_end() / 2
             seconds += cost * max(0.0, engine.context + growth - engine.running * self.machine.rates_context)
         return seconds
 
-    def _count_up_to_now(self, device: SimulatedDevice) -> None:
-        device.engine.count_up_to(self.worked)
-
-    def count_engines(self) -> None:
-        """Count the steps of all engines up to now."""
-        for device in self.devices:
-            if device.engine.step_s:
-                device.engine.count_up_to(self.worked)
-
     def count_up_to_now(self, devices: Iterable[SimulatedDevice]) -> None:
         """Count the steps of their engines, and their own time, up to now."""
         for device in devices:
-            self._count_up_to_now(device)
+            device.engine.count_up_to(self.worked)
             device.count_up_to(self.now)
 
     def speed(self) -> float:
         """Share of its core that a device which computes gets beside the host's work, 0 to 1."""
-        wanted = self._busy + self._helping()
+        behind = self._helped_until > self.worked + NEARLY  # then there is more to do than is done at once
+        wanted = self._busy + (1.0 if behind else min(1.0, self._host_work))
         return min(1.0, len(self.devices) / wanted) if self.machine.host_shares and wanted else 1.0
-
-    def _helping(self) -> float:
-        """Cores that the host's work could use now: one while there is more to do than is done at once."""
-        behind = self._helped_until > self.worked + NEARLY
-        return 1.0 if behind else min(1.0, self._host_work)
 
     @property
     def _host_work(self) -> float:
@@ -286,8 +262,8 @@ class VirtualCluster:
             heapq.heappop(self._ends)
 
     def _end_calls(self, device: SimulatedDevice) -> None:
-        self._count_up_to_now(device)
-        for sample in device.engine.ended(self.version):
+        device.engine.count_up_to(self.worked)
+        for sample in device.engine.ended():
             self.on_ended(sample)
         self.changed = self.changed or not device.engine.running
         self.update(device)

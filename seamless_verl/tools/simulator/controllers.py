@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
 from random import Random
+from typing import NamedTuple
 
 from seamless_verl.resources.ahead import AheadLevel, EngineUse
 from seamless_verl.resources.lending.marginal import moving_average
-from seamless_verl.resources.lending.policy import Costs, Demand, DeviceView, LendingPolicy, LendingView, Tag, Use
+from seamless_verl.resources.lending.policy import Costs, Demand, DeviceView, LendingPolicy, LendingView, Use
 from seamless_verl.tools.simulator.cluster import VirtualCluster
 from seamless_verl.tools.simulator.engine import SimulatedDevice, SimulatedGroup, SimulatedUse
 from seamless_verl.tools.simulator.groups import PromptGroups
 from seamless_verl.tools.simulator.scenario import HOUR_S, Deaths, Scheduler
 
 
-@dataclass(frozen=True)
-class SimulatedLoad:
+class SimulatedLoad(NamedTuple):
     """A simulated engine at one moment, as `EngineUse` sees a real one."""
 
     replica_id: str
@@ -33,7 +32,7 @@ class AheadControl:
         self.cluster, self.given = cluster, scheduler.batches_ahead
         self.level = AheadLevel(scheduler.max_staleness) if scheduler.finds_ahead else None
         self.use = EngineUse()
-        self.generating = [device for device in cluster.devices if Tag.ROLLOUT in device.tags]
+        self.generating = [device for device in cluster.devices if device.generates]
         self.generated: dict[str, float] = {}
         self.step_began = self.looked = self.idle_s = 0.0
 
@@ -56,40 +55,33 @@ class AheadControl:
                 loads.append(SimulatedLoad(device.name, engine.running, engine.seats, tokens, device.serving))
         self.use.look(loads, self.cluster.waiting, self.cluster.now, self.level.level)
 
-    def wait_ended(self) -> None:
-        self.use.wait_ended()
-
     def step_ended(self) -> None:
-        now, lost, idle_s = self.cluster.now, self.use.take(), self._idle_s()
+        now, lost = self.cluster.now, self.use.take()
+        self.cluster.count_up_to_now(self.generating)
+        idle_s = sum(device.seconds[SimulatedUse.IDLE] for device in self.generating)
         if self.level is not None:
             step_s = now - self.step_began
             device_s = step_s * len(self.generating)
             self.level.step_ended(step_s, lost, (idle_s - self.idle_s) / device_s if device_s else 0.0)
         self.step_began, self.idle_s = now, idle_s
 
-    def _idle_s(self) -> float:
-        """Of the devices that generate, up to now."""
-        self.cluster.count_up_to_now(self.generating)
-        return sum(device.seconds[SimulatedUse.IDLE] for device in self.generating)
-
 
 class LendingController:
     """Applies a lending policy to the cluster while the trainer does not compute.
 
     The policy is asked when something has changed that it may see: groups, queues, empty engines, or the trainer's own
-    need, of which `changed` says so. Only the last is never put off by `look_s`. `carry` overrides the policy's
-    decision about a reclaimed device's calls. `due_at` is when the trainer needs its devices, None while groups are
-    missing.
+    need, of which `changed` says so. Only the last is never put off by the scheduler's `look_s`. `due_at` is when the
+    trainer needs its devices, None while groups are missing.
     """
 
     def __init__(
         self, cluster: VirtualCluster, groups: PromptGroups, policy: LendingPolicy, scheduler: Scheduler
     ) -> None:
-        self.cluster, self.groups, self.policy, self.carry = cluster, groups, policy, scheduler.carry
+        self.cluster, self.groups, self.policy, self.scheduler = cluster, groups, policy, scheduler
         self.due_at: float | None = None
         self.step, self.update, self.trained = 1, 0, 0
         self.train_s: float | None = None
-        self.look_s, self.looks_at, self.timer_set = scheduler.look_s, 0.0, False
+        self.looks_at, self.timer_set = 0.0, False
         self.changed = True
         self.trains = [device for device in cluster.devices if device.trains]
 
@@ -110,17 +102,19 @@ class LendingController:
 
     def apply_policy(self) -> None:
         """Begin the switches that the policy decides; a device that is switching is left alone."""
-        if self.cluster.computing or self.cluster.syncing or not self._asks():
+        cluster = self.cluster
+        if cluster.computing or cluster.syncing or not self._asks():
             return
-        self.changed = self.cluster.changed = self.groups.changed = False
-        self.looks_at = self.cluster.now + self.look_s
-        self.cluster.count_engines()
+        self.changed = cluster.changed = self.groups.changed = False
+        self.looks_at = cluster.now + self.scheduler.look_s
+        for device in cluster.devices:
+            device.engine.count_up_to(cluster.worked)
         decision = self.policy.decide(self.view())
-        for device in self.cluster.devices:
+        for device in cluster.devices:
             assignment = decision[device.name]
             if assignment.use is not device.use and device.switching_until is None:
-                carry = assignment.carry if self.carry is None else self.carry and assignment.use is Use.TRAIN
-                self.cluster.switch(device, assignment.use, carry=carry)
+                carry = assignment.carry or (self.scheduler.carry and assignment.use is Use.TRAIN)
+                cluster.switch(device, assignment.use, carry=carry)
 
     def _asks(self) -> bool:
         if self.changed:
@@ -139,14 +133,27 @@ class LendingController:
         self.timer_set = False
 
     def view(self) -> LendingView:
-        machine = self.cluster.machine
-        urgent, speed = set(self.urgent()), self.cluster.speed()
+        cluster, groups, machine, bound = self.cluster, self.groups, self.cluster.machine, self.groups.bound
+        held = self.due_at is None and groups.held(self.step, self.update)
+        urgent = set(groups.late_groups(self.step, self.update)) if held else set[SimulatedGroup]()
+        running = sum(device.engine.running for device in cluster.devices)
+        unfinished = sum(len(group.samples) for group in groups.generating)
+        speed = cluster.speed()
+        demand = Demand(
+            ready=len(groups.ready) + len(groups.training),
+            needed=bound.batch,
+            left_in_step=(bound.updates - self.update) * bound.batch,
+            held=held,
+            waiting=cluster.waiting,
+            coming=max(0, unfinished - running - cluster.waiting),
+            finished=groups.finished,
+        )
         return LendingView(
-            now=self.cluster.now,
-            devices=tuple(self._device(device, urgent, speed) for device in self.cluster.devices),
-            demand=self._demand(),
+            now=cluster.now,
+            devices=tuple(self._device(device, urgent, speed) for device in cluster.devices),
+            demand=demand,
             costs=Costs(machine.switch_to_rollout_s, machine.switch_to_train_s, self.train_s or 0.0),
-            due_in_s=None if self.due_at is None else max(0.0, self.due_at - self.cluster.now),
+            due_in_s=None if self.due_at is None else max(0.0, self.due_at - cluster.now),
             trained=self.trained,
             update=self.update,
         )
@@ -160,31 +167,12 @@ class LendingController:
             running,
             sum(1 for sample in engine.samples if sample.group in urgent) if urgent else 0,
             device.rate * speed,
-            engine.longest * self.cluster.step_s(running) / speed if running else 0.0,
+            engine.longest * self.cluster.step_s[running] / speed if running else 0.0,
             0 if device.away else engine.seats,
         )
 
-    def _demand(self) -> Demand:
-        bound = self.groups.bound
-        unfinished = sum(len(group.samples) for group in self.groups.generating)
-        running = sum(device.engine.running for device in self.cluster.devices)
-        return Demand(
-            ready=len(self.groups.ready) + len(self.groups.training),
-            needed=bound.batch,
-            left_in_step=(bound.updates - self.update) * bound.batch,
-            held=self.due_at is None and self.groups.held(self.step, self.update),
-            waiting=self.cluster.waiting,
-            coming=max(0, unfinished - running - self.cluster.waiting),
-            finished=self.groups.finished,
-        )
-
-    def urgent(self) -> list[SimulatedGroup]:
-        """The groups that the staleness bound waits for."""
-        waits = self.due_at is None and self.groups.has_mini_batch()
-        return self.groups.late_groups(self.step, self.update) if waits else []
-
     def train_devices_ready(self) -> bool:
-        return all(device.with_trainer for device in self.trains)
+        return all(device.use is Use.TRAIN and device.switching_until is None for device in self.trains)
 
 
 class DeathController:
@@ -196,11 +184,8 @@ class DeathController:
     def __init__(self, cluster: VirtualCluster, deaths: Deaths, seed: int) -> None:
         self.cluster, self.deaths, self.draw = cluster, deaths, Random(f"{seed}/deaths")
         self.count = 0
-
-    def begin(self) -> None:
-        """Sets the deaths as timers."""
-        for at_s, number in self.deaths.at:
-            self.cluster.after(at_s, partial(self.kill, self.cluster.devices[number]))
+        for at_s, number in deaths.at:
+            cluster.after(at_s, partial(self.kill, cluster.devices[number]))
         self._await_random_death()
 
     def kill(self, device: SimulatedDevice) -> None:
@@ -220,7 +205,7 @@ class DeathController:
             self.cluster.after(self.draw.expovariate(self.deaths.per_hour / HOUR_S), self._random_death)
 
     def _random_death(self) -> None:
-        alive = [device for device in self.cluster.devices if Tag.ROLLOUT in device.tags and not device.away]
+        alive = [device for device in self.cluster.devices if device.generates and not device.away]
         if alive:
             self.kill(self.draw.choice(alive))
         self._await_random_death()

@@ -3,8 +3,8 @@
 A sample generates its turns in engines, with tool waits between them, and records the weight versions of its tokens.
 The running calls of an engine share its decoding steps, and freeze when it is paused.
 
-Invariants: `remaining` of a running call is what was left of it at the last `count_produced`, never below zero; its
-tokens are counted once. The seconds of all kinds of a device add up to the time up to which they were counted.
+Invariants: `remaining` of a running call is what was left of it when its tokens were last counted, never below zero;
+its tokens are counted once. The seconds of all kinds of a device add up to the time up to which they were counted.
 """
 
 from __future__ import annotations
@@ -16,31 +16,28 @@ from enum import StrEnum
 from itertools import count
 
 from seamless_verl.resources.lending.policy import Tag, Use
-from seamless_verl.tools.simulator.workload import SimulatedTurn, Turns
+from seamless_verl.tools.simulator.scenario import SimulatedTurn, Turns
+
+NEARLY = 1e-6  # tokens
 
 
 @dataclass(eq=False)
 class SimulatedSample:
-    """One session: its turns, its progress, and the versions of its tokens.
-
-    `before` counts the tokens of its conversation before the current turn. `cached` is the version under which an
-    engine has computed its context, None where none has.
-    """
+    """One session: its turns, its progress, and the versions of its tokens."""
 
     group: SimulatedGroup
     turns: tuple[SimulatedTurn, ...]
     turn: int = 0
     remaining: float = 0.0
-    before: int = 0
+    before: int = 0  # tokens of its conversation before the current turn
     cut: bool = False
-    cached: int | None = None
+    cached: int | None = None  # the version under which an engine has computed its context
     first_version: int | None = None
     generated: float = 0.0
     version_tokens: float = 0.0
 
     def __post_init__(self) -> None:
-        self.remaining = float(self.turns[0].tokens)
-        self.before = self.group.prompt_tokens
+        self.remaining, self.before = float(self.turns[0].tokens), self.group.prompt_tokens
 
     @property
     def tokens(self) -> int:
@@ -56,11 +53,6 @@ class SimulatedSample:
         """Tokens of its conversation up to now."""
         return self.before + self.turns[self.turn].tokens - self.remaining
 
-    @property
-    def recomputed(self) -> float:
-        """Tokens of a cut call that an engine must compute again before it continues."""
-        return self.context if self.cut else 0.0
-
     def uncomputed(self, version: int, *, keep_cache: bool) -> float:
         """Tokens that an engine must compute before it generates on the weights of `version`.
 
@@ -71,11 +63,6 @@ class SimulatedSample:
         if self.turn:
             return self.turns[self.turn - 1].tool_tokens
         return self.group.prompt_tokens / len(self.group.samples)
-
-    def produce(self, tokens: float, version: int) -> None:
-        """Add tokens generated on one weight version."""
-        self.generated += tokens
-        self.version_tokens += tokens * version
 
     def next_turn(self) -> bool:
         """Begin the next turn; False after the last one."""
@@ -99,14 +86,6 @@ class SimulatedGroup:
     prompt: int = 0
     prompt_tokens: int = 0
 
-    @classmethod
-    def of(
-        cls, number: int, submitted: int, samples: list[Turns], *, prompt: int = 0, prompt_tokens: int = 0
-    ) -> SimulatedGroup:
-        group = cls(number, submitted, prompt=prompt, prompt_tokens=prompt_tokens)
-        group.add(samples)
-        return group
-
     def add(self, samples: list[Turns]) -> list[SimulatedSample]:
         """Adds samples that are to be generated, and returns them."""
         added = [SimulatedSample(self, turns) for turns in samples]
@@ -125,24 +104,23 @@ class SimulatedGroup:
         return self.tokens + sum(sample.read_tokens for sample in self.samples)
 
 
-NEARLY = 1e-6  # tokens
-
-
 @dataclass
 class SimulatedEngine:
     """`steps` counts decoding steps; a call with n tokens to go ends n steps after it was added.
 
     A step takes `step_s` seconds, 0 while none is made. First the engine is busy for `stalled_s` seconds, in which it
-    computes what calls have in their context. It is counted up to `counted_to` seconds. `context` are the tokens of all
-    `running` conversations.
+    computes what calls have in their context. `keep_cache`: contexts need not be computed again after a weight update.
     """
 
     seats: int
+    prefill_token_s: float = 0.0
+    keep_cache: bool = False
+    version: int = 0
     steps: float = 0.0
     stalled_s: float = 0.0
     step_s: float = 0.0
     counted_to: float = 0.0
-    context: float = 0.0
+    context: float = 0.0  # tokens of all running conversations
     running: int = 0
     _ends: list[tuple[float, int, SimulatedSample]] = field(default_factory=list)
     _last_end: float = 0.0
@@ -170,11 +148,11 @@ class SimulatedEngine:
         self.steps += steps
         self.context += steps * self.running
 
-    def add(self, sample: SimulatedSample, version: int, *, prefill_token_s: float, keep_cache: bool = False) -> None:
+    def add(self, sample: SimulatedSample) -> None:
         if sample.first_version is None:
-            sample.first_version = version
-        self.stalled_s += sample.uncomputed(version, keep_cache=keep_cache) * prefill_token_s
-        sample.cut, sample.cached = False, version
+            sample.first_version = self.version
+        self.stalled_s += sample.uncomputed(self.version, keep_cache=self.keep_cache) * self.prefill_token_s
+        sample.cut, sample.cached = False, self.version
         self._since[sample] = self.steps
         self.context += sample.context
         end = self.steps + sample.remaining
@@ -186,43 +164,40 @@ class SimulatedEngine:
         """Decoding steps until a call ends; infinite when none runs."""
         return max(0.0, self._ends[0][0] - self.steps) if self._ends else float("inf")
 
-    def ended(self, version: int) -> list[SimulatedSample]:
+    def ended(self) -> list[SimulatedSample]:
         """Remove and return the calls that have all their tokens."""
         done = []
         while self._ends and self._ends[0][0] - self.steps <= NEARLY:
             sample = heapq.heappop(self._ends)[2]
-            self._count_produced_of(sample, version)
+            self._count_tokens(sample)
             self.context -= sample.context
             del self._since[sample]
             self.running -= 1
             done.append(sample)
         return done
 
-    def count_produced(self, version: int) -> None:
-        """Add what the running calls have produced up to now to their tokens of `version`."""
-        for _, _, sample in self._ends:
-            self._count_produced_of(sample, version)
-
-    def commit(self, before: int, version: int, *, prefill_token_s: float, keep_cache: bool) -> None:
+    def commit(self, version: int) -> None:
         """Go on under the weights of `version`; contexts are computed again unless the cache is kept."""
-        self.count_produced(before)
         for sample in self.samples:
-            self.stalled_s += 0.0 if keep_cache else sample.context * prefill_token_s
+            self._count_tokens(sample)
+            self.stalled_s += 0.0 if self.keep_cache else sample.context * self.prefill_token_s
             sample.cached = version
+        self.version = version
 
-    def cut(self, version: int) -> list[SimulatedSample]:
+    def cut(self) -> list[SimulatedSample]:
         """Remove and return all calls, to be continued in another engine."""
-        self.count_produced(version)
         calls = [sample for *_, sample in sorted(self._ends)]
+        for sample in calls:
+            self._count_tokens(sample)
+            sample.cut = True
         self._ends, self._since, self.running = [], {}, 0
         self.stalled_s = self._last_end = self.context = 0.0
-        for sample in calls:
-            sample.cut = True
         return calls
 
-    def drop(self, samples: set[SimulatedSample], version: int) -> None:
+    def drop(self, samples: set[SimulatedSample]) -> None:
         """Remove the given samples, where they run in this engine."""
-        self.count_produced(version)
+        for sample in self.samples:
+            self._count_tokens(sample)
         self._ends = [entry for entry in self._ends if entry[2] not in samples]
         heapq.heapify(self._ends)
         self.running = len(self._ends)
@@ -230,11 +205,13 @@ class SimulatedEngine:
         self.context = sum(sample.context for sample in self.samples)
         self._since = {sample: at for sample, at in self._since.items() if sample not in samples}
 
-    def _count_produced_of(self, sample: SimulatedSample, version: int) -> None:
+    def _count_tokens(self, sample: SimulatedSample) -> None:
+        """Add what it has produced up to now to its tokens of this version."""
         produced = self.steps - self._since[sample]
         self._since[sample] = self.steps
         sample.remaining = max(0.0, sample.remaining - produced)
-        sample.produce(produced, version)
+        sample.generated += produced
+        sample.version_tokens += produced * self.version
 
 
 class SimulatedUse(StrEnum):
@@ -256,41 +233,36 @@ class SimulatedUse(StrEnum):
 
 @dataclass
 class SimulatedDevice:
-    """`switching_until` is the end of a switch to `use`, None outside one.
-
-    `away`: its replica is dead. `rate` are the tokens/s of its engine now, `changes` how often what it does has
-    changed; `kind` is counted from `counted_to` on.
-    """
+    """A device with its engine; `kind` is what it does, counted from `counted_to` on."""
 
     name: str
     tags: frozenset[str]
     engine: SimulatedEngine
-    use: Use
-    switching_until: float | None = None
-    away: bool = False
-    rate: float = 0.0
-    changes: int = 0
+    use: Use = Use.TRAIN
+    switching_until: float | None = None  # the end of a switch to `use`, None outside one
+    away: bool = False  # its replica is dead
+    rate: float = 0.0  # tokens/s of its engine now
+    changes: int = 0  # how often what it does has changed
     kind: SimulatedUse = SimulatedUse.IDLE
     counted_to: float = 0.0
     seconds: dict[SimulatedUse, float] = field(default_factory=lambda: dict.fromkeys(SimulatedUse, 0.0))
 
-    @classmethod
-    def create(cls, name: str, tags: frozenset[str], seats: int) -> SimulatedDevice:
-        return cls(name, tags, SimulatedEngine(seats), Use.ROLLOUT if Tag.ROLLOUT in tags else Use.TRAIN)
+    def __post_init__(self) -> None:
+        if Tag.ROLLOUT in self.tags:
+            self.use = Use.ROLLOUT
 
     @property
     def trains(self) -> bool:
         return Tag.TRAIN in self.tags
 
     @property
+    def generates(self) -> bool:
+        return Tag.ROLLOUT in self.tags
+
+    @property
     def serving(self) -> bool:
         """Whether its engine runs calls, but for weight updates."""
         return self.use is Use.ROLLOUT and self.switching_until is None and not self.away
-
-    @property
-    def open(self) -> bool:
-        """Whether its engine takes calls, but for weight updates."""
-        return self.serving and self.engine.running < self.engine.seats
 
     @property
     def with_trainer(self) -> bool:

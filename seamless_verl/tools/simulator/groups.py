@@ -16,8 +16,7 @@ from seamless_verl.algorithms.samplers import EndedGroup, GroupVerdict, PromptSa
 from seamless_verl.errors import ConfigError, IntegrityError
 from seamless_verl.resources.ahead import StalenessBound
 from seamless_verl.tools.simulator.engine import SimulatedGroup, SimulatedSample
-from seamless_verl.tools.simulator.scenario import Scenario
-from seamless_verl.tools.simulator.workload import Turns
+from seamless_verl.tools.simulator.scenario import Scenario, Turns
 
 
 class PromptGroups:
@@ -45,12 +44,11 @@ class PromptGroups:
         self.submitted += 1
 
     def finish(self, group: SimulatedGroup) -> None:
-        """Make a group ready whose samples are all done; one that was dropped meanwhile stays dropped."""
-        if group in self.generating:
-            self._changes()
-            del self.generating[group]
-            insort(self.ready, group, key=_age)
-            self.finished += 1
+        """Make a generating group ready, whose samples are all done."""
+        self._changes()
+        del self.generating[group]
+        insort(self.ready, group, key=_age)
+        self.finished += 1
 
     def reopen(self, group: SimulatedGroup, samples: list[Turns]) -> list[SimulatedSample]:
         """Give a generating group more samples, and return them."""
@@ -69,16 +67,13 @@ class PromptGroups:
         if not self.enforce_bound or not self.generating:
             return []
         if self._late is None or self._late[0] != (step, update):
-            self._late = (step, update), self._late_groups(step, update)
+            rest = self.ready[self.bound.batch :]
+            left_behind = [group.submitted for group in (*rest, *self.generating)]
+            kept = self.bound.keeps(step=step, update=update, left_behind=left_behind)
+            oldest = next(iter(self.generating)).submitted
+            late = [] if kept else [group for group in self.generating if group.submitted == oldest]
+            self._late = (step, update), late
         return self._late[1]
-
-    def _late_groups(self, step: int, update: int) -> list[SimulatedGroup]:
-        rest = self.ready[self.bound.batch :]
-        left_behind = [group.submitted for group in (*rest, *self.generating)]
-        if self.bound.keeps(step=step, update=update, left_behind=left_behind):
-            return []
-        oldest = next(iter(self.generating)).submitted
-        return [group for group in self.generating if group.submitted == oldest]
 
     def take(self) -> list[SimulatedGroup]:
         """Take the oldest ready groups as a mini-batch."""
@@ -86,12 +81,11 @@ class PromptGroups:
         self.training, self.ready = self.ready[: self.bound.batch], self.ready[self.bound.batch :]
         return self.training
 
-    def finish_training(self) -> list[SimulatedGroup]:
+    def finish_training(self) -> None:
         """Count the mini-batch that was taken as trained."""
         self._changes()
-        done, self.training = self.training, []
-        self.trained += len(done)
-        return done
+        self.trained += len(self.training)
+        self.training = []
 
     def drop(self, group: SimulatedGroup) -> None:
         self._changes()
@@ -168,10 +162,6 @@ class SimulatedPrompts:
     def sizes_by_pass_rate(self) -> dict[str, float]:
         """The mean number of samples of a trained group, by its prompt's pass rate; empty without a sampler."""
         return {f"{rate:g}": fmean(sizes) for rate, sizes in sorted(self.sizes.items())}
-
-    def check_integrity(self) -> None:
-        if self.sampling is not None:
-            self.sampling.check_integrity()
 
     def _offer(self, number: int) -> list[int]:
         first, self.offered = self.offered, self.offered + number

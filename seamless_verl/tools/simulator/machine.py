@@ -19,10 +19,12 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 from seamless_verl.errors import ConfigError
 from seamless_verl.resources.model_facts import ModelFacts
 
+T = TypeVar("T")
 ONE_CORE: Mapping[int, float] = {1: 475, 2: 868, 4: 1566, 8: 2536, 16: 3880, 32: 7014, 64: 8431}
 """Tokens/s at c calls in flight: a model of 3.3M parameters, one engine on one core."""
 
@@ -36,7 +38,6 @@ class MachineProfile:
     context_token_s: float = 0.0  # of a decoding step, for each further token in the context of a call
     train_token_s: float = 2.9 / 8044  # device-seconds, prompts included
     train_row_s: float = 0.0  # device-seconds of a sequence
-    train_fixed_s: float = 0.0  # of every mini-batch, on every device
     train_sync_s: float = 0.0  # of every step where several devices train together
     switch_to_rollout_s: float = 0.01
     switch_to_train_s: float = 0.01
@@ -102,7 +103,7 @@ H800_8B = MachineProfile(
     collect_s=0.05,
     prefill_token_s=33.1e-6,
 )
-"""One H800 as a device, for Qwen3-8B with 2,500 tokens a sequence, as `accelerators.machine_of` has it."""
+"""One H800 as a device, for Qwen3-8B with 2,500 tokens a sequence, as `machine_of` has it."""
 
 MACHINES: Mapping[str, MachineProfile] = {
     "devices": replace(TWO_CORES, dispatch_s=0.05, call_s=0.05, host_token_s=0.0, host_sample_s=0.0),
@@ -111,11 +112,11 @@ MACHINES: Mapping[str, MachineProfile] = {
 }
 
 
-def machine_named(name: str) -> MachineProfile:
-    """The machine of that name; raises ConfigError with the valid names."""
-    if name not in MACHINES:
-        raise ConfigError("machine", name, "there is no such machine", f"Choose one of {sorted(MACHINES)}")
-    return MACHINES[name]
+def named(table: Mapping[str, T], name: str, what: str, reason: str = "") -> T:
+    """The entry of that name; raises ConfigError with the names there are. `what` is the key in the message."""
+    if name not in table:
+        raise ConfigError(what, name, reason or f"there is no such {what}", f"Choose one of {sorted(table)}")
+    return table[name]
 
 
 TRAIN_SHARE, PREFILL_SHARE, MEMORY_SHARE = 0.4, 0.5, 0.6  # of the peaks; only the first is published
@@ -150,56 +151,42 @@ ACCELERATORS: Mapping[str, Accelerator] = {
 """The bandwidths of the host bus are assumed: somewhat less than PCIe's nominal 32 and 64 GB/s."""
 
 
-def accelerator_named(name: str) -> Accelerator:
-    """Raises ConfigError with the names there are."""
-    if name not in ACCELERATORS:
-        raise ConfigError("--device", name, "no figures of it are here", f"Choose one of {sorted(ACCELERATORS)}")
-    return ACCELERATORS[name]
-
-
 def active_parameters(model: ModelFacts) -> int:
     """Parameters that one token passes; of a mixture, its own experts'."""
     experts = model.moe_layers * (model.shared + model.experts)
     return model.parameters - experts + model.moe_layers * 3 * model.hidden * model.mlp_width
 
 
-@dataclass(frozen=True)
-class Lengths:
-    """Tokens of a sequence on the mean, for attention in training, and whether activations are computed again."""
+def machine_of(
+    device: Accelerator, model: ModelFacts, unit: int, *, length: float, recompute: bool = False
+) -> MachineProfile:
+    """The times of a unit of so many devices.
 
-    mean: float
-    recompute: bool = False
-
-
-def machine_of(device: Accelerator, model: ModelFacts, unit: int, lengths: Lengths, *, updates: int) -> MachineProfile:
-    """The times of a unit of so many devices."""
+    `length` is the mean of a sequence's tokens; `recompute` is whether training computes activations again.
+    """
     active, weights = active_parameters(model), WEIGHT_BYTES * model.parameters
     read = unit * device.memory_bandwidth * MEMORY_SHARE
-    operations = (8 if lengths.recompute else 6) * active + 3 * model.layers * model.hidden * lengths.mean
+    peak = unit * device.operations * PREFILL_SHARE
+    operations = (8 if recompute else 6) * active + 3 * model.layers * model.hidden * length
     load_s = weights / unit / device.host_bandwidth
-    steps = {
-        calls: STEP_S + max(WEIGHT_BYTES * active_read(model, calls) / read, 2 * active * calls / _peak(device, unit))
-        for calls in CALLS
-    }
+    steps = {}
+    for calls in CALLS:  # a step reads all of a dense model, of a mixture as many experts as calls choose
+        read_bytes = WEIGHT_BYTES * min(model.parameters, active * calls)
+        steps[calls] = STEP_S + max(read_bytes / read, 2 * active * calls / peak)
     return MachineProfile(
         rates={calls: calls / seconds for calls, seconds in steps.items()},
         context_token_s=WEIGHT_BYTES * model.cache_width * model.layers / read,
-        prefill_token_s=2 * active / _peak(device, unit),
+        prefill_token_s=2 * active / peak,
         train_token_s=operations / (unit * device.operations * TRAIN_SHARE),
         switch_to_rollout_s=load_s,
         switch_to_train_s=0.5,
         sync_s=0.5 + weights / (8 * device.host_bandwidth),
         load_s=load_s,
-        host_s=HOST_S / updates,
+        host_s=HOST_S,
         dispatch_s=DISPATCH_S,
         call_s=CALL_S,
         collect_s=COLLECT_S,
     )
-
-
-def active_read(model: ModelFacts, calls: int) -> float:
-    """Parameters that a decoding step reads: all of a dense model, of a mixture as many experts as calls choose."""
-    return min(float(model.parameters), float(active_parameters(model)) * calls)
 
 
 def seats_of(device: Accelerator, model: ModelFacts, unit: int, *, context: float, share: float, most: int) -> int:
@@ -207,7 +194,3 @@ def seats_of(device: Accelerator, model: ModelFacts, unit: int, *, context: floa
     cache = share * device.memory * unit - WEIGHT_BYTES * model.parameters
     per_call = WEIGHT_BYTES * model.cache_width * model.layers * context
     return max(0, min(most, int(cache / per_call)))
-
-
-def _peak(device: Accelerator, unit: int) -> float:
-    return unit * device.operations * PREFILL_SHARE

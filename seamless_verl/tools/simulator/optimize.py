@@ -12,17 +12,15 @@ import shlex
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from seamless_verl.config.roles import ROLLOUT_KEY, pool_backend
-from seamless_verl.config.settings import Settings
+from seamless_verl.config.roles import ROLLOUT_KEY
 from seamless_verl.resources.lending.policy import Tag
 from seamless_verl.resources.placement import verl_fields
 from seamless_verl.resources.tags import KEY as RESOURCES
 from seamless_verl.resources.tags import MachineGroup, Resources
 from seamless_verl.tools.simulator.engine import SimulatedUse
 from seamless_verl.tools.simulator.machine import MachineProfile
-from seamless_verl.tools.simulator.scenario import BOTH, ROLLOUT, TRAIN, Scenario, Scheduler
+from seamless_verl.tools.simulator.scenario import BOTH, ROLLOUT, TRAIN, Scenario, Scheduler, SimulatedWorkload
 from seamless_verl.tools.simulator.simulate import Result, simulate
-from seamless_verl.tools.simulator.workload import SimulatedWorkload
 
 WORTH = 0.02
 LOOKS = 20  # decisions of the policy a step, at most, while training waits
@@ -50,21 +48,17 @@ class PlanCandidate:
     shared: bool
     updates: int = 1
     max_staleness: int = 1
-    trainer: str = "-"
-    """the trainer's parallel sizes, in words"""
-    sizes: tuple[int, int] | None = None
-    """its tensor and pipeline parallel sizes, where they follow from an accelerator's memory"""
-    memory: str = "-"
-    """the peak of a device, in words"""
+    sizes: tuple[int, int] | None = None  # the trainer's TP and PP, where they follow from an accelerator's memory
+    memory: str = "-"  # the peak of a device, in words
+
+    @property
+    def trainer(self) -> str:
+        """The trainer's parallel sizes, in words."""
+        return f"TP {self.sizes[0]} x PP {self.sizes[1]}" if self.sizes else "-"
 
     @property
     def devices(self) -> tuple[frozenset[str], ...]:
         return ((BOTH if self.shared else TRAIN),) * self.training + (ROLLOUT,) * self.generating
-
-    @property
-    def key(self) -> tuple[int, ...]:
-        """What is varied, so that equal candidates are simulated once."""
-        return *self.place, self.updates, self.max_staleness
 
     @property
     def place(self) -> tuple[int, ...]:
@@ -93,10 +87,10 @@ class Prediction:
     def tokens_per_s(self) -> float:
         return self.result.tokens_per_s
 
-    def share(self, kind: SimulatedUse, *, training: bool | None = None) -> float:
-        """The share of time of this kind, of all units, or of those that train or do not."""
+    def share(self, *kinds: SimulatedUse, of: tuple[bool, ...] = (True, False)) -> float:
+        """The share of time of these kinds; `of` says whether it is of units that train, and of the others."""
         pairs = zip(self.candidate.devices, self.result.shares.values(), strict=True)
-        shares = [s[kind] for tags, s in pairs if training is None or (Tag.TRAIN in tags) is training]
+        shares = [sum(share[kind] for kind in kinds) for tags, share in pairs if (Tag.TRAIN in tags) in of]
         return sum(shares) / len(shares) if shares else 0.0
 
 
@@ -123,7 +117,7 @@ def bound_s(candidate: PlanCandidate, workload: SimulatedWorkload, tokens: float
     parts = [(generation + training) / (candidate.training + candidate.generating), training / candidate.training]
     if not candidate.shared:
         parts.append(generation / candidate.generating)
-    return max(parts) + machine.train_fixed_s + machine.sync_s
+    return max(parts) + machine.sync_s
 
 
 @dataclass(frozen=True)
@@ -149,7 +143,8 @@ class Search:
         found: dict[tuple[int, ...], Prediction] = {}
 
         def predict(candidate: PlanCandidate) -> Prediction:
-            if (key := candidate.key) not in found:
+            key = *candidate.place, candidate.updates, candidate.max_staleness
+            if key not in found:
                 progress(f"{len(found) + 1}: {candidate.layout}, {candidate.tags}")
                 found[key] = self._predict(candidate, bound_s(candidate, self.workload, tokens, read))
             return found[key]
@@ -171,7 +166,7 @@ class Search:
             keep_cache=self.keep_cache,
             look_s=step_s / LOOKS,
             policy="marginal" if candidate.shared else "never",
-            carry=None if candidate.shared else True,
+            carry=not candidate.shared,
         )
         machine = replace(candidate.unit.machine, host_s=candidate.unit.machine.host_s / candidate.updates)
         run = Scenario(
@@ -202,24 +197,16 @@ def why_slower(prediction: Prediction, best: Prediction) -> str:
     gain = prediction.tokens_per_s / best.tokens_per_s - 1
     if gain >= 0:
         return f"older tokens for {gain:+.1%}"
-    causes = {
-        "the trainer's devices are idle": _idle(prediction, training=True) - _idle(best, training=True),
-        "the devices that only generate are idle": _idle(prediction, training=False) - _idle(best, training=False),
-        "training waits for the staleness bound": prediction.result.held_share - best.result.held_share,
-        "hand-overs and weight updates": _moving(prediction) - _moving(best),
+    shares: dict[str, Callable[[Prediction], float]] = {
+        "the trainer's devices are idle": lambda p: p.share(SimulatedUse.IDLE, of=(True,)),
+        "the devices that only generate are idle": lambda p: p.share(SimulatedUse.IDLE, of=(False,)),
+        "training waits for the staleness bound": lambda p: p.result.held_share,
+        "hand-overs and weight updates": lambda p: p.share(SimulatedUse.SWITCH, SimulatedUse.SYNC),
     }
-    cause = max(causes, key=lambda name: causes[name])
-    if causes[cause] < 0.02:
+    growth, cause = max((share(prediction) - share(best), cause) for cause, share in shares.items())
+    if growth < 0.02:
         return "engines run below their full batch"
-    return f"{cause} ({causes[cause]:+.0%} of their time)" if "idle" in cause else f"{cause} ({causes[cause]:+.0%})"
-
-
-def _idle(prediction: Prediction, *, training: bool) -> float:
-    return prediction.share(SimulatedUse.IDLE, training=training)
-
-
-def _moving(prediction: Prediction) -> float:
-    return prediction.share(SimulatedUse.SWITCH) + prediction.share(SimulatedUse.SYNC)
+    return f"{cause} ({growth:+.0%} of their time)" if "idle" in cause else f"{cause} ({growth:+.0%})"
 
 
 MEGATRON = "actor_rollout_ref.actor.megatron"
@@ -238,23 +225,16 @@ class AlikeMachines:
         return self.count * self.devices
 
 
-def backend_of(settings: Settings) -> str:
-    """How weights would reach devices that only generate."""
-    backend = settings.get(f"{ROLLOUT_KEY}.checkpoint_engine.backend")
-    return pool_backend(backend, accelerator=settings.host.accelerator)
-
-
 def planned_resources(candidate: PlanCandidate, machines: AlikeMachines) -> Resources:
     """The candidate's machines with their tags."""
     tags = (Tag.TRAIN, Tag.ROLLOUT) if candidate.shared else (Tag.TRAIN,)
-    parts = [("trainer", candidate.training, tags), ("rollout", candidate.generating, (Tag.ROLLOUT,))]
     groups = []
-    for name, units, of in parts:
+    for name, units, of in (("trainer", candidate.training, tags), ("rollout", candidate.generating, (Tag.ROLLOUT,))):
         devices = units * candidate.unit.size
-        if devices and devices % machines.devices == 0:
-            groups.append(MachineGroup(name, devices // machines.devices, machines.devices, of))
-        elif devices:
+        if devices % machines.devices:
             groups.append(MachineGroup(name, 1, devices, of))
+        elif devices:
+            groups.append(MachineGroup(name, devices // machines.devices, machines.devices, of))
     return Resources(tuple(groups))
 
 
@@ -268,18 +248,17 @@ def settings_of(candidate: PlanCandidate, machines: AlikeMachines) -> list[str]:
         f"{{count: {group.count}, devices: {group.devices}, tags: [{', '.join(group.tags)}]}}"
         for group in resources.groups
     ]
-    settings = [f"{RESOURCES}=[{', '.join(groups)}]", "seamless.layout=auto"]
-    fields = verl_fields(resources, replica=candidate.unit.size, needed=())
-    settings += [f"{key}={value}" for key, value in fields.items()]
-    settings.append(f"{ROLLOUT_KEY}.tensor_model_parallel_size={candidate.unit.size}")
+    settings: dict[str, object] = {RESOURCES: f"[{', '.join(groups)}]", "seamless.layout": "auto"}
+    settings |= verl_fields(resources, replica=candidate.unit.size, needed=())
+    settings[f"{ROLLOUT_KEY}.tensor_model_parallel_size"] = candidate.unit.size
     if candidate.sizes is not None:
-        tensor, pipeline = candidate.sizes
-        settings.append(f"{MEGATRON}.tensor_model_parallel_size={tensor}")
-        settings.append(f"{MEGATRON}.pipeline_model_parallel_size={pipeline}")
-    settings += [f"{ROLLOUT_KEY}.checkpoint_engine.backend={machines.backend}"] if candidate.generating else []
-    settings.append(f"trainer.v1.seamless.parameter_sync_step={candidate.updates}")
-    settings.append(f"seamless.max_staleness={candidate.max_staleness}")
-    return settings
+        for axis, size in zip(("tensor", "pipeline"), candidate.sizes, strict=True):
+            settings[f"{MEGATRON}.{axis}_model_parallel_size"] = size
+    if candidate.generating:
+        settings[f"{ROLLOUT_KEY}.checkpoint_engine.backend"] = machines.backend
+    settings["trainer.v1.seamless.parameter_sync_step"] = candidate.updates
+    settings["seamless.max_staleness"] = candidate.max_staleness
+    return [f"{key}={value}" for key, value in settings.items()]
 
 
 def comparison_of(candidates: Sequence[PlanCandidate], machines: AlikeMachines, job: Sequence[str]) -> str:

@@ -17,6 +17,8 @@ from seamless_verl.cli.output import text_table
 from seamless_verl.config.checks.batches import MINI
 from seamless_verl.config.checks.batches import TRAIN as TRAIN_BATCH
 from seamless_verl.config.planning import memory_facts_with, resources_of, roles_of
+from seamless_verl.config.roles import ROLLOUT_KEY as ENGINE
+from seamless_verl.config.roles import pool_backend
 from seamless_verl.config.schema import Handover, KvOnUpdate
 from seamless_verl.config.settings import Settings
 from seamless_verl.errors import ConfigError, refuse
@@ -26,13 +28,13 @@ from seamless_verl.resources.parallel import ParallelSizes, ReplicaSizes
 from seamless_verl.resources.plan import make_plan
 from seamless_verl.resources.tags import KEY as RESOURCES
 from seamless_verl.tools.compare.job import SCRIPT, reads_main
-from seamless_verl.tools.simulator.calibration import Calibration, read_calibration
+from seamless_verl.tools.simulator.calibration import read_calibration
 from seamless_verl.tools.simulator.machine import (
+    ACCELERATORS,
     ASSUMED,
     Accelerator,
-    Lengths,
-    accelerator_named,
     machine_of,
+    named,
     seats_of,
 )
 from seamless_verl.tools.simulator.optimize import (
@@ -41,14 +43,13 @@ from seamless_verl.tools.simulator.optimize import (
     Prediction,
     Search,
     Unit,
-    backend_of,
     comparison_of,
     layouts,
     planned_resources,
     settings_of,
     why_slower,
 )
-from seamless_verl.tools.simulator.workload import SimulatedWorkload
+from seamless_verl.tools.simulator.scenario import SimulatedWorkload
 
 MACHINES = re.compile(r"(\d+)x(\d+)")
 REPLICAS = (1, 2, 4, 8)
@@ -59,7 +60,7 @@ CONFIG_NAME = re.compile(r"--config-name[= ]([\w.-]+)")
 MODEL_PATH = "actor_rollout_ref.model.path"
 JOB = "with the recipe, the config file or the settings of your run for JOB"
 HEADER = ("", "LAYOUT", "DEVICES", "REPLICA", "TRAINER", "UPDATES", "STALE", "TOK/S", "IDLE", "MEMORY", "WHY NOT FIRST")
-ENGINE = "actor_rollout_ref.rollout"
+LEAST = {"median": 1, "sigma": 0, "turns": 1, "tool_s": 0, "tool_tokens": 0, "steps": 4, "top": 1}
 OF_LENGTHS = ("median", "sigma", "turns", "tool_s", "tool_tokens")
 """Arguments that say what to assume of a run that was not measured."""
 
@@ -71,14 +72,16 @@ def optimize(args: argparse.Namespace, settings: Settings) -> str:
     if args.calibration is not None:
         found = read_calibration(args.calibration)
         refuse(contradicting(args, settings, found.workload))
-        workload, candidates = found.workload, calibrated(found, machines)
+        unit = Unit(1, found.machine, found.seats)  # one of the run's devices
+        workload, candidates = found.workload, list(layouts(machines.size, unit, _step(machines, 1)))
     else:
         workload = workload_of(args, settings)
-        candidates = published(accelerator_named(args.device), settings, machines, workload)
+        device = named(ACCELERATORS, args.device, "--device", "no figures of it are here")
+        candidates = published(device, settings, machines, workload)
     bound = settings.seamless.staleness_bound
     search = Search(
         workload,
-        stalenesses=tuple(s for s in STALENESS if s <= bound) if bound in STALENESS else (*_below(bound), bound),
+        stalenesses=(*(staleness for staleness in STALENESS if staleness < bound), bound),
         updates=permitted_updates(settings, workload.prompts),
         steps=args.steps,
         keep_cache=settings.seamless.weights.kv is KvOnUpdate.KEEP,
@@ -91,16 +94,18 @@ def optimize(args: argparse.Namespace, settings: Settings) -> str:
 
 def machines_of(text: str | None, settings: Settings) -> AlikeMachines:
     """Raises ConfigError where the machines are not alike, or none are named."""
+    given = settings.get(f"{ENGINE}.checkpoint_engine.backend")
+    backend = pool_backend(given, accelerator=settings.host.accelerator)
     if text is not None:
         if not (match := MACHINES.fullmatch(text)) or not all(int(part) for part in match.groups()):
             raise ConfigError("--machines", text, "it is no number of machines and of devices", "Write it as 4x8")
-        return AlikeMachines(int(match[1]), int(match[2]), backend_of(settings))
+        return AlikeMachines(int(match[1]), int(match[2]), backend)
     groups = resources_of(settings).groups
     sizes = {group.devices for group in groups}
     if len(sizes) > 1:
         way_out = "Give machines that are alike with --machines, such as 4x8"
         raise ConfigError("seamless.resources", sorted(sizes), "machines with unlike numbers of devices", way_out)
-    return AlikeMachines(sum(group.count for group in groups), sizes.pop(), backend_of(settings))
+    return AlikeMachines(sum(group.count for group in groups), sizes.pop(), backend)
 
 
 def permitted_updates(settings: Settings, prompts: int) -> tuple[int, ...]:
@@ -149,11 +154,6 @@ def workload_of(args: argparse.Namespace, settings: Settings) -> SimulatedWorklo
     )
 
 
-def calibrated(found: Calibration, machines: AlikeMachines) -> list[PlanCandidate]:
-    """Layouts of devices that are as those of the run; a unit is one of them."""
-    return list(layouts(machines.size, Unit(1, found.machine, found.seats), _step(machines, 1)))
-
-
 def published(
     device: Accelerator, settings: Settings, machines: AlikeMachines, workload: SimulatedWorkload
 ) -> list[PlanCandidate]:
@@ -172,8 +172,8 @@ def published(
         if not seats:
             reason = ConfigError(f"{ENGINE}.tensor_model_parallel_size", size, "no call fits its cache", "Raise it")
             continue
-        lengths = Lengths(context, facts.training.full_recompute)
-        unit = Unit(size, machine_of(device, facts.actor, size, lengths, updates=1), seats)
+        recompute = facts.training.full_recompute
+        unit = Unit(size, machine_of(device, facts.actor, size, length=context, recompute=recompute), seats)
         for candidate in layouts(machines.size // size, unit, _step(machines, size)):
             try:
                 found.append(fitted(candidate, machines, settings, facts))
@@ -199,8 +199,7 @@ def fitted(candidate: PlanCandidate, machines: AlikeMachines, settings: Settings
         problems = [problem for problem in memory_problems(plan) if problem.certain]
         if not problems:
             peak = max(p.peak.certain for p in plan.memory)
-            words = f"TP {tensor} x PP {pipeline}"
-            return replace(candidate, trainer=words, sizes=(tensor, pipeline), memory=gigabytes(peak))
+            return replace(candidate, sizes=(tensor, pipeline), memory=gigabytes(peak))
         refused = ConfigError(problems[0].key, tensor, problems[0].reason, problems[0].way_out)
     assert refused is not None
     raise refused
@@ -211,20 +210,13 @@ def _step(machines: AlikeMachines, size: int) -> int:
     return machines.devices // size if machines.count > 1 else 1
 
 
-def _below(bound: int) -> tuple[int, ...]:
-    return tuple(s for s in STALENESS if s < bound)
-
-
 def _check(args: argparse.Namespace) -> None:
     if (args.calibration is None) is (args.device is None):
         given = args.device if args.calibration else None
         raise ConfigError("--device", given, "times are of a calibration or of a device", "Give one of the two")
-    for key, least in (("median", 1), ("sigma", 0), ("turns", 1), ("tool_s", 0), ("tool_tokens", 0), ("steps", 4)):
-        value = getattr(args, key)
-        if value is not None and value < least:
+    for key, least in LEAST.items():
+        if (value := getattr(args, key)) is not None and value < least:
             raise ConfigError(f"--{key.replace('_', '-')}", value, "it is too small", f"Give {least} or more")
-    if args.top < 1:
-        raise ConfigError("--top", args.top, "it is too small", "Give 1 or more")
 
 
 def _progress(text: str) -> None:
@@ -249,8 +241,7 @@ def lines(predictions: Sequence[Prediction], machines: AlikeMachines, args: argp
         yield f"to run the best plan of each layout{'' if job_words(args) else f', {JOB}'}:"
         yield comparison_of([p.candidate for p in divisions], machines, job_words(args) or ["JOB"])
     if args.calibration is None:
-        device = accelerator_named(args.device)
-        yield f"{args.device}: {device.source}; assumed: {'; '.join(ASSUMED)}"
+        yield f"{args.device}: {ACCELERATORS[args.device].source}; assumed: {'; '.join(ASSUMED)}"
 
 
 def job_words(args: argparse.Namespace) -> list[str]:

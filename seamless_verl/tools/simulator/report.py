@@ -8,18 +8,10 @@ from dataclasses import dataclass, replace
 
 from seamless_verl.cli.output import text_table
 from seamless_verl.tools.simulator.engine import SimulatedUse
-from seamless_verl.tools.simulator.machine import machine_named
-from seamless_verl.tools.simulator.scenario import BOTH, ROLLOUT, SCHEDULERS, Scenario, Scheduler
+from seamless_verl.tools.simulator.machine import TWO_CORES
+from seamless_verl.tools.simulator.scenario import BOTH, ROLLOUT, SCHEDULERS, WORKLOADS, Scenario, Scheduler
 from seamless_verl.tools.simulator.simulate import Result, simulate
-from seamless_verl.tools.simulator.workload import workload_named
 
-LAYOUTS = {
-    "sync": (BOTH, BOTH),
-    "colocate_async": (BOTH, BOTH),
-    "separate_async": (BOTH, ROLLOUT),
-    "separate_async_switch": (BOTH, ROLLOUT),
-    "seamless": (BOTH, BOTH),
-}
 POLL_S = 0.1  # of verl's modes in these runs
 
 
@@ -71,14 +63,12 @@ MEASURED = (
 
 def simulate_run(row: MeasuredRun) -> float:
     """Tokens/s of the measured run in virtual time, counted as there."""
-    workload = workload_named(row.workload)
-    if row.bench:
-        workload = replace(workload, bench=row.workload)
+    workload = replace(WORKLOADS[row.workload], bench=row.workload if row.bench else "")
     scheduler = replace(SCHEDULERS[row.mode], poll_s=POLL_S)
     if row.mode == "seamless":
         scheduler = Scheduler(max_staleness=row.max_staleness, ahead=row.ahead, updates=1, keep_cache=True)
-    machine, layout = machine_named("two_cores"), LAYOUTS[row.mode]
-    run = Scenario(workload, layout, scheduler, machine, seats=row.seats, steps=row.steps, warmup=row.skip)
+    layout = (BOTH, ROLLOUT if row.mode.startswith("separate_async") else BOTH)
+    run = Scenario(workload, layout, scheduler, TWO_CORES, seats=row.seats, steps=row.steps, warmup=row.skip)
     result = simulate(run)
     return result.generated_per_s if row.bench else result.tokens_per_s
 
@@ -96,15 +86,25 @@ def results_to_json(results: Mapping[str, Result]) -> str:
 
 def results_table(results: Mapping[str, Result]) -> str:
     """A table of the runs, one of how each device's time was spent, and with a sampler one of the sizes of groups."""
-    runs = [_run_cells(name, result) for name, result in results.items()]
-    devices = [cells for name, result in results.items() for cells in _device_rows(name, result)]
-    text = f"{text_table(RUN_HEADER, runs, align='<>')}\n\n{text_table(DEVICE_HEADER, devices, align='<>')}"
-    samples = [
-        (name, rate, f"{mean_size:.1f}")
+    devices = [
+        (f"{name} {device}", *(f"{shares[kind.value]:.1%}" for kind in SimulatedUse))
         for name, result in results.items()
-        for rate, mean_size in result.samples.items()
+        for device, shares in result.shares.items()
     ]
-    return f"{text}\n\n{text_table(SAMPLES_HEADER, samples, align='<>')}" if samples else text
+    samples = [(name, rate, f"{size:.1f}") for name, result in results.items() for rate, size in result.samples.items()]
+    tables = [
+        text_table(RUN_HEADER, [_run_cells(*item) for item in results.items()], align="<>"),
+        text_table(DEVICE_HEADER, devices, align="<>"),
+        *([text_table(SAMPLES_HEADER, samples, align="<>")] if samples else []),
+    ]
+    return "\n\n".join(tables)
+
+
+def _run_cells(name: str, result: Result) -> tuple[str, ...]:
+    times = (f"{result.step_s:.2f}s", f"{result.longest_step_s:.2f}s", f"{result.bound_step_s:.2f}s")
+    shares = (f"{result.of_bound:.0%}", f"{result.idle_share:.1%}", f"{result.held_share:.0%}")
+    ages = (str(result.max_staleness), f"{result.mean_token_age:.2f}", f"{result.lendings_per_step:.1f}")
+    return (name, f"{result.tokens_per_s:.0f}", *times, *shares, *ages)
 
 
 def calibration_table() -> str:
@@ -116,17 +116,3 @@ def calibration_table() -> str:
         used = "fitted" if row.fitted else "held back" if row.bench else "held back, another hour"
         rows.append((row.name, f"{row.tokens_per_s:.0f}", f"{simulated:.0f}", off, used))
     return text_table(("RUN", "MEASURED", "SIMULATED", "OFF BY", ""), rows, align="<>>><")
-
-
-def _run_cells(name: str, result: Result) -> tuple[str, ...]:
-    times = (f"{result.step_s:.2f}s", f"{result.longest_step_s:.2f}s", f"{result.bound_step_s:.2f}s")
-    shares = (f"{result.of_bound:.0%}", f"{result.idle_share:.1%}", f"{result.held_share:.0%}")
-    ages = (str(result.max_staleness), f"{result.mean_token_age:.2f}", f"{result.lendings_per_step:.1f}")
-    return (name, f"{result.tokens_per_s:.0f}", *times, *shares, *ages)
-
-
-def _device_rows(name: str, result: Result) -> list[tuple[str, ...]]:
-    return [
-        (f"{name} {device}", *(f"{shares[kind.value]:.1%}" for kind in SimulatedUse))
-        for device, shares in result.shares.items()
-    ]

@@ -1,26 +1,91 @@
-"""Describes a run to simulate: its devices, machine, workload and scheduler, and which of its replicas die.
-
-A `Scheduler` says how generation and training take turns: verl's modes, or ours.
-"""
+"""Describes a run to simulate: its workload, devices, machine and scheduler, and which of its replicas die."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from random import Random
+from typing import TypeAlias
 
 from seamless_verl.errors import ConfigError
 from seamless_verl.resources.lending import lending_policy
 from seamless_verl.resources.lending.policy import LendingPolicy, StepBoundary, Tag
-from seamless_verl.resources.tail_batching import TailBatching, extra_prompts
 from seamless_verl.tools.simulator.machine import MachineProfile
-from seamless_verl.tools.simulator.workload import SimulatedWorkload
 
 HOUR_S = 3600.0
 MOST_DEATHS = HOUR_S  # an hour: one a second
 VERL_RESUME_S = 1.0  # its client sleeps that long before it continues a cut call
 BOTH = frozenset({Tag.TRAIN, Tag.ROLLOUT})
 TRAIN, ROLLOUT = frozenset({Tag.TRAIN}), frozenset({Tag.ROLLOUT})
+
+
+@dataclass(frozen=True, slots=True)
+class SimulatedTurn:
+    """One call: the tokens it generates, the seconds a tool takes before the next one, and the tokens of its result."""
+
+    tokens: int
+    tool_s: float = 0.0
+    tool_tokens: int = 0
+
+
+Turns: TypeAlias = tuple[SimulatedTurn, ...]
+"""The turns of one sample."""
+
+
+@dataclass(frozen=True, slots=True)
+class SimulatedWorkload:
+    """A batch is `prompts` groups of `samples`. A turn's tokens and a tool's seconds after it are lognormal."""
+
+    prompts: int = 16
+    samples: int = 4
+    median: float = 60.0  # tokens of a turn
+    sigma: float = 0.3  # of the logarithm
+    cap: int = 1792  # tokens of a turn, at most
+    turns: int = 1
+    tool_mean_s: float = 0.0
+    tool_sigma: float = 1.0
+    tool_tokens: int = 0  # of a result: trained and counted, but not generated, as are those of prompts
+    prompt_tokens: int = 13
+    bench: str = ""  # of the training bench: lengths are drawn by their place as there, whatever the seed
+    pass_rates: tuple[float, ...] = ()  # the prompts of the data, of which a sampler needs at least one
+
+    def group(self, seed: int, number: int, *, first: int = 0, last: int | None = None) -> list[Turns]:
+        """The samples from `first` to before `last` of group `number`, the same under every scheduler and sampler."""
+        samples = self.samples if last is None else last
+        if self.bench:
+            return [self._bench_sample(f"{self.bench}/{number}/{sample}") for sample in range(first, samples)]
+        draw = Random(f"{seed}/{number}")
+        drawn = [
+            tuple(self._turn(draw, draw, last=i == self.turns - 1) for i in range(self.turns)) for _ in range(samples)
+        ]
+        return drawn[first:]
+
+    def _bench_sample(self, place: str) -> Turns:
+        places = [f"{place}/{i}" for i in range(self.turns)]
+        return tuple(self._turn(Random(f"{at}/tokens"), Random(f"{at}/tool"), last=at is places[-1]) for at in places)
+
+    def _turn(self, tokens: Random, tool: Random, *, last: bool) -> SimulatedTurn:
+        drawn = min(self.cap, max(1, round(self.median * math.exp(self.sigma * tokens.gauss(0.0, 1.0)))))
+        if last:
+            return SimulatedTurn(drawn)
+        if self.tool_mean_s == 0:
+            return SimulatedTurn(drawn, tool_tokens=self.tool_tokens)
+        median = self.tool_mean_s / math.exp(self.tool_sigma**2 / 2)
+        return SimulatedTurn(drawn, median * math.exp(self.tool_sigma * tool.gauss(0.0, 1.0)), self.tool_tokens)
+
+
+WORKLOADS: Mapping[str, SimulatedWorkload] = {
+    "w1": SimulatedWorkload(cap=256, prompt_tokens=8),
+    "w1_wide": SimulatedWorkload(sigma=0.9, cap=768),
+    "w2": SimulatedWorkload(median=50.0, sigma=1.3, prompt_tokens=8),
+    # a tool takes as long as a turn of an engine with half of a step's samples in flight
+    "w3": SimulatedWorkload(
+        sigma=0.8, cap=448, turns=4, tool_mean_s=0.58, tool_sigma=0.8, tool_tokens=16, prompt_tokens=8
+    ),
+    # a large batch of mathematics with answers of up to 8k tokens, for clusters
+    "math": SimulatedWorkload(prompts=512, samples=8, median=1800.0, sigma=0.9, cap=8192, prompt_tokens=500),
+}
 
 
 @dataclass(frozen=True)
@@ -35,7 +100,7 @@ class Scheduler:
     enforce_bound: bool = True  # hold training back for old groups too, not only limit how many are outstanding
     drop: bool = False  # drop old groups instead of waiting for them
     oldest_first: bool = True  # seats are for the groups submitted first, else for the calls that arrived first
-    carry: bool | None = None  # overrides the policy on whether calls of a reclaimed device move to others
+    carry: bool = False  # calls of a reclaimed device move to others, whatever the policy says
     carry_s: float = 0.02  # until a cut call is submitted again
     cut_at_sync: bool = False  # cut all calls at a weight update
     prefetch: bool = False  # the host works on the next mini-batch while devices compute
@@ -52,11 +117,6 @@ class Scheduler:
         if self.tail_batching is not None and self.max_staleness:
             way_out = "Set max_staleness to 0, or leave it out"
             raise ConfigError("tail_batching", self.tail_batching, "defers what an older token could be of", way_out)
-        if self.policy == "never" and self.carry is False:
-            way_out = "Set carry, or choose another policy"
-            raise ConfigError(
-                "carry", self.carry, "calls frozen on a device that never generates again end never", way_out
-            )
         if self.finds_ahead and self.ahead is not None:
             raise ConfigError("ahead", self.ahead, "is found while the run goes on", "Leave one of the two out")
         if self.ahead is not None and not 0 <= self.ahead <= self.max_staleness:
@@ -66,10 +126,6 @@ class Scheduler:
     @property
     def batches_ahead(self) -> float:
         return self.max_staleness if self.ahead is None else self.ahead
-
-    def new_tail_batching(self, prompts: int) -> TailBatching:
-        """For steps of so many prompts."""
-        return TailBatching(extra_prompts(self.tail_batching, prompts))
 
     def new_policy(self) -> LendingPolicy:
         return StepBoundary(share=self.share) if self.policy == "step_boundary" else lending_policy(self.policy)
@@ -88,15 +144,11 @@ VERL_COMMON = Scheduler(
 """What verl's modes have in common."""
 
 COLOCATE = replace(VERL_COMMON, policy="step_boundary", updates=1)
-SYNC = replace(COLOCATE, max_staleness=0, enforce_bound=True)
-SEPARATE = replace(VERL_COMMON, policy="never")
-SWITCHING = replace(VERL_COMMON, policy="step_boundary", share=0.4)
-
 SCHEDULERS: Mapping[str, Scheduler] = {
-    "sync": SYNC,
+    "sync": replace(COLOCATE, max_staleness=0, enforce_bound=True),
     "colocate_async": COLOCATE,
-    "separate_async": SEPARATE,
-    "separate_async_switch": SWITCHING,
+    "separate_async": replace(VERL_COMMON, policy="never"),
+    "separate_async_switch": replace(VERL_COMMON, policy="step_boundary", share=0.4),
     "seamless": Scheduler(),
 }
 """verl's modes, and ours."""
@@ -114,26 +166,24 @@ class Deaths:
     restart_s: float = 60.0
     at: tuple[tuple[float, int], ...] = ()
 
-    def __post_init__(self) -> None:
+    def check(self, devices: Sequence[frozenset[str]]) -> None:
+        """Raises ConfigError for what is out of its bounds, or cannot be a death of one of these devices."""
         for key, value, most in (
             ("deaths_per_hour", self.per_hour, MOST_DEATHS),
             ("restart_s", self.restart_s, HOUR_S),
         ):
             if not 0 <= value <= most:
                 raise ConfigError(key, value, "it is out of its bounds", f"Give 0 to {most:g}")
-
-    def check(self, devices: Sequence[frozenset[str]]) -> None:
-        """Raises ConfigError for a death that cannot be one of these devices'."""
         for at_s, device in self.at:
-            text = f"{at_s:g}:{device}"
+            reason, way_out = "", ""
             if not (math.isfinite(at_s) and at_s >= 0):
-                raise ConfigError("--death", text, "that is no time of the run", "Give 0 seconds or more")
-            if not 0 <= device < len(devices):
-                raise ConfigError("--death", text, f"there is no device {device}", f"Give 0 to {len(devices) - 1}")
-            if Tag.ROLLOUT not in devices[device]:
-                raise ConfigError(
-                    "--death", text, f"device {device} does not generate", "Choose a device tagged rollout"
-                )
+                reason, way_out = "that is no time of the run", "Give 0 seconds or more"
+            elif not 0 <= device < len(devices):
+                reason, way_out = f"there is no device {device}", f"Give 0 to {len(devices) - 1}"
+            elif Tag.ROLLOUT not in devices[device]:
+                reason, way_out = f"device {device} does not generate", "Choose a device tagged rollout"
+            if reason:
+                raise ConfigError("--death", f"{at_s:g}:{device}", reason, way_out)
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from seamless_verl.resources.ahead import StalenessBound
 from seamless_verl.resources.lending.policy import LendingPolicy
 from seamless_verl.tools.simulator.cluster import VirtualCluster
 from seamless_verl.tools.simulator.controllers import AheadControl, DeathController, LendingController
-from seamless_verl.tools.simulator.engine import SimulatedDevice, SimulatedSample, SimulatedUse
+from seamless_verl.tools.simulator.engine import SimulatedDevice, SimulatedEngine, SimulatedSample, SimulatedUse
 from seamless_verl.tools.simulator.groups import PromptGroups, SimulatedPrompts
 from seamless_verl.tools.simulator.scenario import Scenario
 from seamless_verl.tools.simulator.trainer import Measurements, SimulatedTrainer
@@ -45,41 +45,38 @@ class Result:
         return {**asdict(self), "of_bound": self.of_bound}
 
     @classmethod
-    def of(cls, scenario: Scenario, measurements: Measurements, groups: PromptGroups, policy: LendingPolicy) -> Result:
-        steps, measured_seconds = len(measurements.step_ends), measurements.measured_seconds()
-        wall = measurements.step_ends[-1] - measurements.started_at
-        devices = len(measured_seconds)
+    def of(cls, scenario: Scenario, measured: Measurements, policy: LendingPolicy) -> Result:
+        steps, seconds = len(measured.step_ends), measured.measured_seconds()
+        wall = measured.step_ends[-1] - measured.started_at
+        ends = [measured.started_at, *measured.step_ends]
         lent = sum(count for name, count in policy.metrics().items() if name.startswith("lending/lent"))
         return cls(
-            tokens_per_s=measurements.trained_tokens / wall,
-            generated_per_s=measurements.tokens / wall,
+            tokens_per_s=measured.trained_tokens / wall,
+            generated_per_s=measured.tokens / wall,
             step_s=wall / steps,
-            longest_step_s=max(
-                end - begin for begin, end in pairwise([measurements.started_at, *measurements.step_ends])
-            ),
-            bound_step_s=bound_s(scenario, measurements) / steps,
-            idle_share=sum(seconds[SimulatedUse.IDLE] for seconds in measured_seconds) / wall / devices,
-            held_share=measurements.held_s / wall,
-            dropped_share=measurements.dropped_tokens / (measurements.dropped_tokens + measurements.tokens),
-            away_share=sum(seconds[SimulatedUse.AWAY] for seconds in measured_seconds) / wall / devices,
-            max_staleness=measurements.max_staleness,
-            max_token_age=measurements.max_token_age,
-            mean_token_age=measurements.age_tokens / measurements.tokens,
+            longest_step_s=max(end - begin for begin, end in pairwise(ends)),
+            bound_step_s=bound_s(scenario, measured) / steps,
+            idle_share=sum(of[SimulatedUse.IDLE] for of in seconds) / wall / len(seconds),
+            held_share=measured.held_s / wall,
+            dropped_share=measured.dropped_tokens / (measured.dropped_tokens + measured.tokens),
+            away_share=sum(of[SimulatedUse.AWAY] for of in seconds) / wall / len(seconds),
+            max_staleness=measured.max_staleness,
+            max_token_age=measured.max_token_age,
+            mean_token_age=measured.age_tokens / measured.tokens,
             lendings_per_step=lent / scenario.steps,
             shares={
-                device.name: {kind.value: seconds[kind] / wall for kind in SimulatedUse}
-                for device, seconds in zip(measurements.cluster.devices, measured_seconds, strict=True)
+                device.name: {kind.value: of[kind] / wall for kind in SimulatedUse}
+                for device, of in zip(measured.cluster.devices, seconds, strict=True)
             },
         )
 
 
-def bound_s(scenario: Scenario, measurements: Measurements) -> float:
+def bound_s(scenario: Scenario, measured: Measurements) -> float:
     """Seconds the measured tokens would take with no device ever idle, at unit rates."""
     machine = scenario.machine
     best = max(machine.rate(calls) for calls in range(1, scenario.seats + 1))
-    training = machine.train_s(measurements.trained_tokens, measurements.trained_rows)
-    fixed = machine.train_fixed_s * scenario.scheduler.updates * len(measurements.step_ends)
-    return (training + measurements.tokens / best) / len(scenario.devices) + fixed
+    training = machine.train_s(measured.trained_tokens, measured.trained_rows)
+    return (training + measured.tokens / best) / len(scenario.devices)
 
 
 class Simulation:
@@ -91,14 +88,18 @@ class Simulation:
         bound = StalenessBound(scheduler.max_staleness, workload.prompts // scheduler.updates, scheduler.updates)
         defers = scheduler.tail_batching is not None
         self.groups = PromptGroups(bound, enforce_bound=scheduler.enforce_bound and not defers)
-        devices = [SimulatedDevice.create(f"d{i}", tags, scenario.seats) for i, tags in enumerate(scenario.devices)]
+        devices = [
+            SimulatedDevice(
+                f"d{i}", tags, SimulatedEngine(scenario.seats, scenario.machine.prefill_token_s, scheduler.keep_cache)
+            )
+            for i, tags in enumerate(scenario.devices)
+        ]
         self.cluster = VirtualCluster(
             scenario.machine,
             devices,
-            on_ended=self._on_call_ended,
+            on_ended=lambda sample: self.trainer.on_call_ended(sample),
             priority=self._priority,
             carry_s=scheduler.carry_s,
-            keep_cache=scheduler.keep_cache,
         )
         self.deaths = DeathController(self.cluster, scenario.deaths, scenario.seed)
         self.measurements = Measurements(self.cluster, scenario.warmup)
@@ -111,7 +112,6 @@ class Simulation:
 
     def run(self) -> Result:
         """Run to the last step. Raises IntegrityError when seconds or groups do not add up."""
-        self.deaths.begin()
         run_steps = self.trainer.run_steps()
         waits_for = next(run_steps, None)
         while waits_for is not None:
@@ -123,8 +123,9 @@ class Simulation:
                 self._advance()
         self.measurements.check_integrity()
         self.groups.check_integrity()
-        self.prompts.check_integrity()
-        result = Result.of(self.scenario, self.measurements, self.groups, self.policy)
+        if self.prompts.sampling is not None:
+            self.prompts.sampling.check_integrity()
+        result = Result.of(self.scenario, self.measurements, self.policy)
         return replace(result, samples=self.prompts.sizes_by_pass_rate())
 
     def _advance(self) -> None:
@@ -132,15 +133,12 @@ class Simulation:
         if collecting:
             self.ahead.look()
         else:
-            self.ahead.wait_ended()
+            self.ahead.use.wait_ended()
         held = collecting and self.groups.held(self.trainer.step, self.lending.update)
         before = self.cluster.now
         self.cluster.advance()
-        if held:
-            self.measurements.record_held(self.cluster.now - before)
-
-    def _on_call_ended(self, sample: SimulatedSample) -> None:
-        self.trainer.on_call_ended(sample)
+        if held and self.measurements.measuring:
+            self.measurements.held_s += self.cluster.now - before
 
     def _priority(self, sample: SimulatedSample, order: int) -> tuple[int, ...]:
         return (sample.group.submitted, sample.group.number) if self.scenario.scheduler.oldest_first else (order,)

@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from seamless_verl.errors import IntegrityError
-from seamless_verl.resources.tail_batching import DrawView
+from seamless_verl.resources.tail_batching import TailBatching, extra_prompts
 from seamless_verl.tools.simulator.cluster import VirtualCluster
 from seamless_verl.tools.simulator.controllers import AheadControl, LendingController
-from seamless_verl.tools.simulator.engine import SimulatedDevice, SimulatedGroup, SimulatedSample, SimulatedUse
+from seamless_verl.tools.simulator.engine import SimulatedGroup, SimulatedSample, SimulatedUse
 from seamless_verl.tools.simulator.groups import PromptGroups, SimulatedPrompts
 from seamless_verl.tools.simulator.scenario import Scenario
 
@@ -66,10 +66,6 @@ class Measurements:
         if self.measuring:
             self.dropped_tokens += sum(sample.generated for sample in group.samples)
 
-    def record_held(self, seconds: float) -> None:
-        if self.measuring:
-            self.held_s += seconds
-
     def record_step_end(self, step: int) -> None:
         if self.measuring:
             self.step_ends.append(self.cluster.now)
@@ -79,23 +75,19 @@ class Measurements:
     def measured_seconds(self) -> list[dict[SimulatedUse, float]]:
         """Seconds of each kind, per device, since the warm-up."""
         self.cluster.count_up_to_now(self.cluster.devices)
-        pairs = zip(self.cluster.devices, self.seconds_at_start, strict=True)
         return [
-            {kind: device.seconds[kind] - seconds_at_start[kind] for kind in SimulatedUse}
-            for device, seconds_at_start in pairs
+            {kind: device.seconds[kind] - at_start[kind] for kind in SimulatedUse}
+            for device, at_start in zip(self.cluster.devices, self.seconds_at_start, strict=True)
         ]
 
     def check_integrity(self) -> None:
         """Raises IntegrityError when a device's seconds do not add up to the time that passed (in microseconds)."""
+        now = self.cluster.now
         self.cluster.count_up_to_now(self.cluster.devices)
         for device in self.cluster.devices:
-            _check_device(device, self.cluster.now)
-
-
-def _check_device(device: SimulatedDevice, now: float) -> None:
-    total = sum(device.seconds.values())
-    if abs(total - now) > TOLERANCE * max(1.0, now):
-        raise IntegrityError(f"microseconds of device {device.name}", round(now * 1e6), round(total * 1e6))
+            total = sum(device.seconds.values())
+            if abs(total - now) > TOLERANCE * max(1.0, now):
+                raise IntegrityError(f"microseconds of device {device.name}", round(now * 1e6), round(total * 1e6))
 
 
 class SimulatedTrainer:
@@ -114,7 +106,7 @@ class SimulatedTrainer:
         self.scenario, self.cluster, self.groups, self.ahead = scenario, cluster, groups, ahead
         self.lending, self.measurements, self.prompts = lending, measurements, prompts
         self.step = self.drawn = 0
-        self.tail = scenario.scheduler.new_tail_batching(scenario.workload.prompts)
+        self.tail = TailBatching(extra_prompts(scenario.scheduler.tail_batching, scenario.workload.prompts))
         self.deferred: dict[str, SimulatedGroup] = {}
         self.host_began: float | None = None  # when the host could begin on the mini-batch to be taken next
 
@@ -134,15 +126,13 @@ class SimulatedTrainer:
 
     def _submit_for(self, update: int) -> None:
         """Submit what there is room for: before each update, or a step's prompts when it begins."""
-        scheduler, bound = self.scenario.scheduler, self.groups.bound
-        if self.tail.extra:
-            if not update:
-                self._draw()
-        elif scheduler.refill:
-            ahead = round(self.ahead.batches)
-            self.submit(bound.room(self.groups.outstanding, ahead, update))
-        elif not update:
-            self.submit(min(self.scenario.workload.prompts, bound.room(self.groups.outstanding)))
+        bound, outstanding = self.groups.bound, self.groups.outstanding
+        if self.scenario.scheduler.refill and not self.tail.extra:
+            self.submit(bound.room(outstanding, round(self.ahead.batches), update))
+        elif update == 0 and self.tail.extra:
+            self._draw()
+        elif update == 0:
+            self.submit(min(self.scenario.workload.prompts, bound.room(outstanding)))
 
     def submit(self, number: int) -> None:
         for prompt, samples in self.prompts.take(number):
@@ -151,16 +141,16 @@ class SimulatedTrainer:
 
     def _submit_prompt(self, number: int, prompt: int, samples: int) -> None:
         workload = self.scenario.workload
-        drawn = workload.group(self.scenario.seed, number, last=samples)
-        group = SimulatedGroup.of(number, self.step, drawn, prompt=prompt, prompt_tokens=workload.prompt_tokens)
+        group = SimulatedGroup(number, self.step, prompt=prompt, prompt_tokens=workload.prompt_tokens)
+        begun = group.add(workload.group(self.scenario.seed, number, last=samples))
         self.groups.submit(group)
-        self._dispatch(group, group.samples)
+        self._dispatch(group, begun)
 
     def _draw(self) -> None:
         """Begin the step's prompts: fresh ones, or deferred ones, which have the lengths that they had before."""
         prompts, steps = self.scenario.workload.prompts, self.scenario.steps
         to_train = (steps - self.step + 1) * prompts
-        draw = self.tail.decide(DrawView(needed=prompts, to_train=to_train, epoch=steps * prompts))
+        draw = self.tail.decide(needed=prompts, to_train=to_train, epoch=steps * prompts)
         self.tail.drew(draw.fresh)
         self.submit(draw.fresh)
         for name in draw.again:
@@ -180,7 +170,7 @@ class SimulatedTrainer:
         self.cluster.after(self.scenario.machine.dispatch_s, partial(self._enqueue, group, tuple(samples)))
 
     def _enqueue(self, group: SimulatedGroup, samples: Sequence[SimulatedSample]) -> None:
-        if group in self.groups.generating:  # it may be deferred already
+        if group in self.groups.generating:  # it may be dropped or deferred already
             for sample in samples:
                 self.cluster.enqueue(sample)
 
@@ -203,7 +193,7 @@ class SimulatedTrainer:
         started_at = self.cluster.now
         tokens, rows = sum(group.trained_tokens for group in batch), sum(len(group.samples) for group in batch)
         devices = len(self.lending.trains)
-        seconds = machine.train_fixed_s + machine.train_s(tokens, rows) / devices
+        seconds = machine.train_s(tokens, rows) / devices
         if devices > 1:
             seconds += machine.train_sync_s / self.scenario.scheduler.updates
         self.cluster.begin_computation(seconds)
@@ -221,8 +211,9 @@ class SimulatedTrainer:
         return not self.groups.held(self.step, update)
 
     def _computation_done(self, update: int) -> bool:
-        following = (self.step, update + 1) if update + 1 < self.scenario.scheduler.updates else (self.step + 1, 0)
-        if self.scenario.scheduler.prefetch and self.host_began is None:
+        scheduler = self.scenario.scheduler
+        following = (self.step, update + 1) if update + 1 < scheduler.updates else (self.step + 1, 0)
+        if scheduler.prefetch and self.host_began is None:
             takeable = self.groups.has_mini_batch() and not self.groups.held(*following)
             self.host_began = self.cluster.now if takeable else None
         return not self.cluster.computing
@@ -255,9 +246,10 @@ class SimulatedTrainer:
         """Start the tool, or, after the last turn, finish the sample and perhaps its group."""
         tool_s = sample.turns[sample.turn].tool_s
         if sample.next_turn():
-            self.cluster.after(tool_s + self.scenario.machine.call_s, lambda: self._start_turn(sample))
-            return
-        self.cluster.after_helpers(lambda: self._collect(sample))
+            again = partial(self._enqueue, sample.group, (sample,))
+            self.cluster.after(tool_s + self.scenario.machine.call_s, again)
+        else:
+            self.cluster.after_helpers(lambda: self._collect(sample))
 
     def _collect(self, sample: SimulatedSample) -> None:
         sample.group.unfinished -= 1
@@ -277,7 +269,3 @@ class SimulatedTrainer:
             self._drop(group)
         else:
             self.groups.finish(group)
-
-    def _start_turn(self, sample: SimulatedSample) -> None:
-        if sample.group in self.groups.generating:
-            self.cluster.enqueue(sample)

@@ -12,21 +12,20 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-from seamless_verl.cli.main import COMMANDS
+from seamless_verl.cli.main import Commands, add_parser
 from seamless_verl.errors import ConfigError, JournalError, exits_on_config_error
 from seamless_verl.runtime.process import end_with_process
 from seamless_verl.tools.view.folder import find_run
 from seamless_verl.tools.view.run import RunView
 from seamless_verl.tools.view.server import address_of, listen, require, serve
 
-ABOUT = COMMANDS["view"]
 HOST = "127.0.0.1"
 NICENESS = 10
 
 
-def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add_command(commands: Commands) -> None:
     """Adds the command to the tree of subcommands."""
-    parser = commands.add_parser("view", help=ABOUT, description=f"{ABOUT[0].upper()}{ABOUT[1:]}. Ctrl-C ends it.")
+    parser = add_parser(commands, "view", more=" Ctrl-C ends it.")
     parser.add_argument("folder", type=Path, metavar="FOLDER", help="a run's trainer.default_local_dir, or above it")
     parser.add_argument("--port", type=int, default=0, metavar="N", help="where it listens; default: any that is free")
     parser.add_argument(

@@ -23,8 +23,8 @@ class Chart:
     key: str
     title: str
     unit: str
-    lines: tuple[tuple[str, str], ...]
     about: str
+    lines: tuple[tuple[str, str], ...]
     of_use: bool = False
 
 
@@ -33,68 +33,68 @@ CHARTS = (
         "reward",
         "Reward",
         "",
-        (("critic/score/mean", "mean"), ("critic/score/max", "highest"), ("critic/score/min", "lowest")),
         "of the sessions that the step trained",
+        (("critic/score/mean", "mean"), ("critic/score/max", "highest"), ("critic/score/min", "lowest")),
     ),
     Chart(
         "throughput",
         "Throughput",
         "tokens/s",
-        (("perf/throughput", "a device"),),
         "tokens of the batch, prompts included, by the step's time",
+        (("perf/throughput", "a device"),),
     ),
     Chart(
         "idle",
         "Device time",
         "share",
-        tuple((f"seamless/device/{kind}_share", str(kind)) for kind in DeviceUse),
         "what all devices did in the step",
+        tuple((f"seamless/device/{kind}_share", str(kind)) for kind in DeviceUse),
         of_use=True,
     ),
     Chart(
         "queue",
         "Queue",
         "",
+        "at the end of the step",
         (
             ("fleet/waiting", "calls that wait for a replica"),
             ("calls/running", "calls that run"),
             ("runner_tasks/queued", "tasks that no runner has"),
             ("seamless/ahead", "steps' worth of prompts ahead"),
         ),
-        "at the end of the step",
     ),
     Chart(
         "staleness",
         "Staleness",
         "versions",
+        "how many versions behind the trainer the step's tokens are",
         (
             ("training/off_policy/trajectory_staleness/mean", "mean"),
             ("training/off_policy/trajectory_staleness_worst/max", "oldest token"),
         ),
-        "how many versions behind the trainer the step's tokens are",
     ),
     Chart(
         "agreement",
         "Logprobs, trainer to rollout",
         "nats",
+        "with algorithm.rollout_correction.bypass_mode, of the first mini-batch of each update",
         (
             ("seamless/agreement/plain/mean", "mean |difference|"),
             ("seamless/agreement/grammar/mean", "of tokens under a grammar"),
             ("rollout_corr/log_ppl_abs_diff", "log perplexity"),
         ),
-        "none with algorithm.rollout_correction.bypass_mode, where both are the same numbers",
     ),
     Chart(
         "seconds",
         "Time of a step",
         "s",
+        "as the trainer measured it",
         (
             ("timing_s/step", "whole step"),
             ("timing_s/gen", "waiting for groups"),
             ("timing_s/update_actor", "update"),
             ("timing_s/update_weights", "weights"),
         ),
-        "as the trainer measured it",
     ),
 )
 
@@ -119,19 +119,16 @@ def read_series(steps: Sequence[StepRow], names: Sequence[str], extra: Sequence[
     """The series of all charts, and of `extra` metrics; `names` are those of all metrics of the steps."""
     known = set(names)
     charts = tuple(chart for chart in CHARTS if any(name in known for name, _ in chart.lines))
-    if validations := validation_metrics(names):
-        line = Chart("validation", "Validation", "", tuple((name, name) for name in validations), "after the step")
+    # what stands for a validation: each data source's mean reward; else a core metric
+    validations = reward_metrics(names) or sorted(name for name in names if name.startswith(f"{CORE}/"))[:1]
+    if validations:
+        line = Chart("validation", "Validation", "", "after the step", tuple((name, name) for name in validations))
         charts = (*charts[:1], line, *charts[1:])
     wanted = dict.fromkeys([name for chart in charts for name, _ in chart.lines] + list(extra))
     every = -(-len(steps) // MAX_POINTS) or 1
     shown = steps[::-1][::every][::-1]
     values = {name: [one.number(name) for one in shown] for name in wanted if name in known}
     return Series(charts, tuple(names), every, [one.step for one in shown], [one.time for one in shown], values)
-
-
-def validation_metrics(names: Sequence[str]) -> list[str]:
-    """The metrics that stand for a validation: each data source's mean reward; else a core one."""
-    return reward_metrics(names) or sorted(name for name in names if name.startswith(f"{CORE}/"))[:1]
 
 
 def numbers_of(row: StepRow) -> dict[str, float]:
@@ -146,8 +143,8 @@ class MetricsReader:
         self.path = folder / FILE
         self._clear(0)
 
-    def _clear(self, file: int) -> None:
-        self._offset, self._file = 0, file
+    def _clear(self, inode: int) -> None:
+        self._offset, self._inode = 0, inode
         self._rows: dict[int, StepRow] = {}
         self._names: set[str] = set()
 
@@ -164,7 +161,7 @@ class MetricsReader:
         try:
             with self.path.open("rb") as file:
                 stat = os.fstat(file.fileno())
-                if stat.st_size < self._offset or stat.st_ino != self._file:
+                if stat.st_size < self._offset or stat.st_ino != self._inode:
                     self._clear(stat.st_ino)
                 file.seek(self._offset)
                 for line in file:

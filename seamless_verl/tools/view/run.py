@@ -9,15 +9,14 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections import OrderedDict
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TypeAlias, TypeVar
 
 from seamless_verl.errors import SeamlessError
 from seamless_verl.journal import JournalReader
-from seamless_verl.journal.index import JournalIndex, SessionEntry
 from seamless_verl.tools.view.folder import RunFiles
+from seamless_verl.tools.view.index import JournalIndex, SessionEntry
 from seamless_verl.tools.view.metrics import MetricsReader, Series, numbers_of, read_series
 from seamless_verl.tools.view.sessions import GroupEntry, Page, Query, groups_of, list_groups, list_sessions
 from seamless_verl.tools.view.timeline import read_lanes
@@ -41,8 +40,8 @@ class RunView:
         self._entries: dict[str, SessionEntry] = {}
         self._groups: list[GroupEntry] = []
         self._texts: dict[str | None, Texts] = {}
-        self._lanes: OrderedDict[tuple[object, ...], Answer | None] = OrderedDict()
-        self._trajectories: OrderedDict[str, tuple[SessionEntry, Trajectory]] = OrderedDict()
+        self._lanes: dict[tuple[object, ...], Answer | None] = {}
+        self._trajectories: dict[str, tuple[SessionEntry, Trajectory]] = {}
 
     def read_journals(self) -> None:
         """Raises JournalError if one cannot be read, and ConfigError if a newer release made it."""
@@ -168,12 +167,12 @@ def remarks_of(files: RunFiles, *, steps: int) -> list[str]:
     return missing if steps else [*missing, step]
 
 
-def keep(cache: OrderedDict[Key, Value], key: Key, value: Value) -> None:
+def keep(cache: dict[Key, Value], key: Key, value: Value) -> None:
     """Puts a value into a cache of `KEPT` values; the oldest one goes."""
     cache.pop(key, None)
     cache[key] = value
     if len(cache) > KEPT:
-        cache.popitem(last=False)
+        del cache[next(iter(cache))]
 
 
 def stamp_of(paths: Sequence[Path]) -> Stamp:

@@ -32,7 +32,6 @@ HEADERS = {
 }
 REFUSED = b"403: this address has no token, or another run's. The run printed the whole address.\n"
 LAST_PORT = 65535
-ANY = ("0.0.0.0", "")
 COLUMNS, MAX_COLUMNS = 600, 4000
 NEEDED = ("starlette", "uvicorn")
 Answer = Callable[[Any], object]
@@ -71,8 +70,7 @@ class OnlyWithToken:
 
 
 def make_app(run: RunView, token: str) -> OnlyWithToken:
-    """The ASGI application; raises ConfigError if a package that it needs is missing."""
-    require()
+    """The ASGI application, for which `require` has been called."""
     from starlette.applications import Starlette
     from starlette.routing import Mount, Route
     from starlette.staticfiles import StaticFiles
@@ -166,7 +164,7 @@ def listen(host: str, port: int, *, key: str = "") -> socket.socket:
 def address_of(listening: socket.socket, token: str) -> str:
     """The whole address of the page."""
     host, port = listening.getsockname()[:2]
-    return f"http://{socket.gethostname() if host in ANY else host}:{port}/{token}/"
+    return f"http://{socket.gethostname() if host in ('0.0.0.0', '') else host}:{port}/{token}/"
 
 
 def serve(run: RunView, listening: socket.socket, token: str) -> None:

@@ -9,25 +9,23 @@ from dataclasses import dataclass
 from typing import Any
 
 from seamless_verl.errors import ConfigError
-from seamless_verl.journal.index import SessionEntry
+from seamless_verl.tools.view.index import SessionEntry
 from seamless_verl.trajectory.session import Closed
 
 PAGE = 50
 MAX_PAGE = 500
-TRAINED = "trained"
-REWARD = "reward"
 FAILED = frozenset({Closed.FAILED, Closed.TIMED_OUT, Closed.EXPIRED, Closed.RUNNER_LOST, Closed.ABANDONED})
 
 
 def reward_of(session: SessionEntry) -> float | None:
     """The reward that is trained: the one of that name, else the only one that is not of a turn, `NAME@SESSION.N`."""
     whole = [value for name, value in session.rewards.items() if f"@{session.session_id}." not in name]
-    return session.rewards.get(REWARD, whole[0] if len(whole) == 1 else None)
+    return session.rewards.get("reward", whole[0] if len(whole) == 1 else None)
 
 
 def outcome_kind(outcome: str) -> str:
     """The outcome without the step."""
-    return TRAINED if outcome.startswith("step ") else outcome
+    return "trained" if outcome.startswith("step ") else outcome
 
 
 @dataclass(frozen=True)
@@ -52,9 +50,9 @@ class Query:
         """The query of an address, in one of these orders; raises ConfigError for a parameter that cannot be meant."""
         texts = {name: given.get(name, "") for name in ("text", "stage", "outcome", "reason", "dropped", "kind")}
         sort, size = given.get("sort") or "newest", number("size", given.get("size"), PAGE)
-        check_choice("sort", sort, sorts)
-        if texts["kind"]:
-            check_choice("kind", texts["kind"], KINDS)
+        for name, value, choices in (("sort", sort, sorts), ("kind", texts["kind"], ("", *KINDS))):
+            if value not in choices:
+                raise ConfigError(name, value, "is unknown", f"Give one of {', '.join(filter(None, choices))}")
         if not 1 <= size <= MAX_PAGE:
             raise ConfigError("size", size, f"a page has 1 to {MAX_PAGE} rows", f"Leave it out for {PAGE}")
         return cls(**texts, sort=sort, page=number("page", given.get("page"), 0), size=size)
@@ -86,11 +84,6 @@ def number(name: str, text: str | None, default: int) -> int:
     if not text.isdecimal() or len(text) > 9:
         raise ConfigError(name, text, "is no whole number from 0 on", f"Leave it out for {default}")
     return int(text)
-
-
-def check_choice(name: str, value: str, choices: Iterable[str]) -> None:
-    if value not in choices:
-        raise ConfigError(name, value, "is unknown", f"Give one of {', '.join(choices)}")
 
 
 def is_failed(one: SessionEntry) -> bool:

@@ -32,8 +32,7 @@ class Timeline:
     start: float
     until: float
     grid: NDArray[np.float64]
-    steps: tuple[tuple[str, float], ...]
-    """(label, end) of each step that ends in the window"""
+    steps: tuple[tuple[str, float], ...]  # (label, end) of each step that ends in the window
 
     @property
     def shares(self) -> NDArray[np.float64]:
@@ -67,72 +66,41 @@ def read_timeline(path: Path, *, columns: int = 1200, last_s: float | None = Non
         raise ValueError(
             f"columns={columns!r}, last_s={last_s!r}: give at least one column, and a time above 0 or None"
         )
-    devices, steps = _read_devices_and_steps(path)
+    names: dict[int, str] = {}
+    steps = list[tuple[str, float]]()
+    for event in read_events(path, skipping=STRETCH_PREFIXES):
+        if event["pid"] == DEVICES and event["name"] == "thread_name":
+            names[event["tid"]] = event["args"]["name"]
+        elif event["pid"] == STEPS and event["ph"] == "X":
+            steps.append((event["name"], (event["ts"] + event["dur"]) / 1e6))
+    devices = tuple(names[lane] for lane in sorted(names))
     if not steps or steps[-1][1] <= 0:
         raise ValueError(f"{path}: the run ended before its first step did, so no time is counted in it")
     until = steps[-1][1]
     start = 0.0 if last_s is None else max(0.0, until - last_s)
-    cells, width = Cells(len(devices), columns), (until - start) / columns
+    covered, width = np.zeros((len(devices), len(COLUMN_OF), columns)), (until - start) / columns
     for event in read_events(path):
         if event["ph"] == "X" and event["pid"] in (DEVICES, LATE):
             low = (event["ts"] / 1e6 - start) / width
             high = low + event["dur"] / 1e6 / width
             was = DeviceUse(event["args"]["was"]) if event["pid"] == LATE else DeviceUse.IDLE
-            cells.add(event["tid"], DeviceUse(event["name"]), low, high, 1.0)
-            cells.add(event["tid"], was, low, high, -1.0)
-    grid = cells.filled()
-    grid[:, :, COLUMN_OF[DeviceUse.IDLE]] += 1.0
+            lane = covered[event["tid"]]
+            _add_stretch(lane[COLUMN_OF[DeviceUse(event["name"])]], low, high, 1.0)
+            _add_stretch(lane[COLUMN_OF[was]], low, high, -1.0)
+    covered[:, COLUMN_OF[DeviceUse.IDLE]] += 1.0
+    grid = np.moveaxis(covered, 1, 2)
     shown = tuple((label, end) for label, end in steps if end > start)
     return Timeline(devices, start, until, grid.clip(0.0, 1.0) * width, shown)
 
 
-class Cells:
-    """How much of each cell of [lanes, columns, kinds] is covered; the ends of stretches are added in batches.
-
-    An end at position p of a lane covers its own column from p on and all columns after it. A stretch is what its
-    start covers less what its end covers.
-    """
-
-    BATCH = 1 << 16
-
-    def __init__(self, lanes: int, columns: int) -> None:
-        self.columns = columns
-        self._own = np.zeros((lanes, columns + 1, len(COLUMN_OF)))
-        self._after = np.zeros((lanes, columns + 2, len(COLUMN_OF)))
-        self._ends: list[tuple[int, int, float, float]] = []
-
-    def add(self, lane: int, kind: DeviceUse, low: float, high: float, weight: float) -> None:
-        """Adds a stretch; `low` and `high` are in columns."""
-        low, high = (min(max(at, 0.0), self.columns) for at in (low, high))
-        if low < high:
-            self._ends += [(lane, COLUMN_OF[kind], low, weight), (lane, COLUMN_OF[kind], high, -weight)]
-        if len(self._ends) > self.BATCH:
-            self._flush()
-
-    def filled(self) -> NDArray[np.float64]:
-        self._flush()
-        return np.asarray((self._own + self._after.cumsum(axis=1)[:, :-1])[:, :-1])
-
-    def _flush(self) -> None:
-        if not self._ends:
-            return
-        lane, kind, at, weight = np.array(self._ends).T
-        lanes, kinds, column = lane.astype(int), kind.astype(int), at.astype(int)
-        np.add.at(self._own, (lanes, column, kinds), weight * (column + 1 - at))
-        np.add.at(self._after, (lanes, column + 1, kinds), weight)
-        self._ends = []
-
-
-def _read_devices_and_steps(path: Path) -> tuple[tuple[str, ...], list[tuple[str, float]]]:
-    """Device names in the order of lanes, and (label, end in seconds) of each step."""
-    devices: dict[int, str] = {}
-    steps = []
-    for event in read_events(path, skipping=STRETCH_PREFIXES):
-        if event["pid"] == DEVICES and event["name"] == "thread_name":
-            devices[event["tid"]] = event["args"]["name"]
-        elif event["pid"] == STEPS and event["ph"] == "X":
-            steps.append((event["name"], (event["ts"] + event["dur"]) / 1e6))
-    return tuple(devices[lane] for lane in sorted(devices)), steps
+def _add_stretch(shares: NDArray[np.float64], low: float, high: float, weight: float) -> None:
+    """Adds to the share of each column, [columns], what the stretch covers of it; `low` and `high` are in columns."""
+    low, high = max(low, 0.0), min(high, float(len(shares)))
+    if low < high:
+        first, last = int(low), min(int(high), len(shares) - 1)
+        shares[first : last + 1] += weight
+        shares[first] -= weight * (low - first)
+        shares[last] -= weight * (last + 1 - high)
 
 
 def read_lanes(trace: Path, *, columns: int, last_s: float | None = None) -> dict[str, Any] | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -17,10 +18,8 @@ from numpy.typing import NDArray
 
 from seamless_verl.journal.recorded import Recorded, parse_policy, recorded
 from seamless_verl.journal.stored import StoredSession, rebuild_record
-from seamless_verl.trajectory.account import DropReason
-from seamless_verl.trajectory.drift import Cause, Decode, Drift, find_drifts
+from seamless_verl.trajectory.drift import Cause, Drift, find_drifts
 from seamless_verl.trajectory.sequences import assemble, mask_chain, split_into_chains
-from seamless_verl.trajectory.session import SessionRecord
 from seamless_verl.trajectory.tree import Node, Tree
 
 Answer: TypeAlias = dict[str, Any]
@@ -53,8 +52,12 @@ class Texts:
             tokenizers = importlib.import_module("tokenizers")
         except ModuleNotFoundError:
             return cls(missing="Tokens have no text here: the package tokenizers is not installed.")
-        path = Path(model) / FILE if Path(model).is_dir() else cached(model)
-        if path is None or not path.is_file():
+        path = Path(model) / FILE
+        if not Path(model).is_dir():  # a model's public name, if it was downloaded before
+            with suppress(ModuleNotFoundError, ValueError):  # ValueError: it is no name of a model
+                found = importlib.import_module("huggingface_hub").try_to_load_from_cache(model, FILE)
+                path = Path(found) if isinstance(found, str) else path
+        if not path.is_file():
             return cls(missing=f"Tokens have no text: {model} has no {FILE} here. Give a folder with --model.")
         try:
             return cls(tokenizers.Tokenizer.from_file(str(path)))
@@ -84,19 +87,6 @@ class Texts:
         return pieces
 
 
-def cached(name: str) -> Path | None:
-    """The tokenizer's file of a model's public name, if it was downloaded before."""
-    try:
-        hub = importlib.import_module("huggingface_hub")
-    except ModuleNotFoundError:
-        return None
-    try:
-        found = hub.try_to_load_from_cache(name, FILE)
-    except ValueError:  # it is no name of a model
-        return None
-    return Path(found) if isinstance(found, str) else None
-
-
 class Trajectory:
     """A session as stored at one moment, with its tree; built once for all questions about it.
 
@@ -105,9 +95,8 @@ class Trajectory:
 
     def __init__(self, stored: StoredSession, texts: Texts) -> None:
         self.stored, self.texts = stored, texts
-        self.record: SessionRecord = rebuild_record(stored, all_calls=True)
         self.run: Recorded = recorded(stored)
-        self.tree: Tree = self.record.tree
+        self.tree: Tree = rebuild_record(stored, all_calls=True).tree
         self.nodes = list(self.tree.nodes())
         self.numbers = {node: number for number, node in enumerate(self.nodes)}
         self.masks, self.dropped, self.sequences = masks_of(self.tree, self.run)
@@ -116,6 +105,7 @@ class Trajectory:
     def view(self) -> Answer:
         """The whole session but its tokens; `policy` and `version` are those by which tokens count as trained."""
         stored, run = self.stored, self.run
+        decode = None if self.texts.tokenizer is None else self.texts.decode
         account = run.account(
             assemble(self.tree, parse_policy(run.policy), run.version, run.limits, run.grammar).account
         )
@@ -137,7 +127,7 @@ class Trajectory:
             "dropped": {str(reason): count for reason, count in account.dropped.items()},
             "nodes": self._nodes(),
             "turns": [self._turn(turn_id) for turn_id in self.tree.turns],
-            "drifts": [self._drift(drift) for drift in find_drifts(self.tree, decode=self._decode)],
+            "drifts": [self._drift(drift) for drift in find_drifts(self.tree, decode=decode)],
             "refused": [f"{one.status} {one.path}: {one.message}" for one in stored.refused],
         }
 
@@ -167,10 +157,6 @@ class Trajectory:
         """The request of a turn and its reply, as the journal has them; raises LookupError if there is no such turn."""
         turn = self.tree.turns[turn_id]
         return {"turn_id": turn_id, "request": turn.request, "reply": turn.reply}
-
-    @property
-    def _decode(self) -> Decode | None:
-        return None if self.texts.tokenizer is None else self.texts.decode
 
     def _before(self, node: Node, start: int) -> Sequence[int]:
         """The last tokens before this one of the node, of its parents where it has too few."""
@@ -244,12 +230,12 @@ def masks_of(tree: Tree, run: Recorded) -> tuple[Masks, Dropped, dict[Node, str]
 
     The last is the turn of each training sequence, by the node where it ends.
     """
-    parts = split_into_chains(tree)
-    masks: Masks = {node: np.zeros(len(node), bool) for node, _ in parts.dropped}
-    dropped: Dropped = {node: {str(reason): len(node)} for node, reason in parts.dropped}
+    chains, left_out = split_into_chains(tree)
+    masks: Masks = {node: np.zeros(len(node), bool) for node, _ in left_out}
+    dropped: Dropped = {node: {str(reason): len(node)} for node, reason in left_out}
     sequences: dict[Node, str] = {}
     policy = parse_policy(run.policy)
-    for chain in parts.chains:
+    for chain in chains:
         decision = mask_chain(chain, policy, run.version, run.limits, run.grammar)
         whole: NDArray[np.bool_] = np.zeros(sum(map(len, chain.response)), bool)
         if run.dropped is None:
@@ -259,15 +245,10 @@ def masks_of(tree: Tree, run: Recorded) -> tuple[Masks, Dropped, dict[Node, str]
         for node in chain.response:
             if node.segment is not None:
                 masks[node] = whole[start : start + len(node)]
-                dropped[node] = reasons_of(masks[node], reasons)
+                left = int((~masks[node]).sum())  # the reasons are the chain's, and so may be several for a node
+                names = [str(reason) for reason, count in reasons.items() if count]
+                dropped[node] = {" or ".join(names): left} if left and names else {}
             start += len(node)
         if whole.any():
             sequences[chain.response[-1]] = chain.leaf_id
     return masks, dropped, sequences
-
-
-def reasons_of(mask: NDArray[np.bool_], reasons: Counter[DropReason]) -> dict[str, int]:
-    """Why tokens of a node are not trained: the reasons of its chain, of which the counts are the chain's."""
-    left = int((~mask).sum())
-    names = [str(reason) for reason, count in reasons.items() if count]
-    return {" or ".join(names): left} if left and names else {}

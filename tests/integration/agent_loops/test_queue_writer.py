@@ -23,7 +23,7 @@ from seamless_verl.agent_loops.scoring import with_arrays
 from seamless_verl.agent_loops.worker import SeamlessAgentLoopWorker, loop_factory
 from seamless_verl.config.schema import SeamlessConfig
 from seamless_verl.config.verl_keys import RESERVED_COLUMNS
-from seamless_verl.data_plane.group_notifier import ConsecutiveFailures, GroupCounts
+from seamless_verl.data_plane.group_notifier import GroupNotifier
 from seamless_verl.errors import GroupsFailedError
 from seamless_verl.platform.adaptation import plain_class
 from seamless_verl.runtime.waits import QUEUE, WaitKind
@@ -165,8 +165,8 @@ def test_a_group_of_too_few_sessions_is_dropped_and_says_so(
     assert made.plane.events[0] == ("s0", 1 if kept else "dropped")
     assert made.plane.notes["s0"].rewards == {"reward": 1.0, "acc": 1.0}
     assert made.plane.notes["s0"].reason.startswith("" if kept else "prompt u is dropped: 1 of its 3 sessions")
-    counts = GroupCounts()
-    counts.add(made.plane.ends[0])
+    counts = GroupNotifier(8)
+    counts.notify(made.plane.ends[0])
     metrics = counts.metrics()
     assert (metrics["groups/ended"], metrics["groups/dropped"]) == (1, not kept)
     assert (metrics["sessions/ended"], metrics["sessions/failed"]) == (3, 2)
@@ -278,8 +278,8 @@ async def test_a_deferred_group_puts_nothing_and_is_no_failure(
     assert put.batches == [] and "finished" not in dict(put.tags).values() and "failure" not in dict(put.tags).values()
     (end,) = made.plane.ends
     assert end.deferred and caplog.messages == []
-    counts = GroupCounts()
-    counts.add(end)
+    counts = GroupNotifier(8)
+    counts.notify(end)
     metrics = counts.metrics()
     assert (metrics["groups/ended"], metrics["groups/dropped"], metrics["groups/deferred"]) == (1, 0, 1)
     if looks == 20:
@@ -471,12 +471,12 @@ def test_a_session_that_nobody_cancelled_fails_by_itself(put: Put, scripted: dic
 def test_a_group_whose_agents_all_failed_is_no_success_though_it_is_rewarded(
     put: Put, scripted: dict[int, Any], failures: list[str | None], validate: bool, counts: bool
 ) -> None:
-    made, failing = worker(SeamlessAgentLoopWorker, put, 2), ConsecutiveFailures(2)
+    made, failing = worker(SeamlessAgentLoopWorker, put, 2), GroupNotifier(2)
     for i, failure in enumerate(failures):
         scripted[i] = SessionOutputs([output([i], 0.0)], made.plane, f"s{i}", failure, f"session {i}: no docker")
     for _ in range(2):
         run_prompt(made, validate)
-        failing.add(made.plane.ends[-1])
+        failing.notify(made.plane.ends[-1])
     assert len(put.batches) == 2 and all(end.error is None for end in made.plane.ends)
     if counts:
         with pytest.raises(GroupsFailedError, match="The last: session 1: no docker"):

@@ -123,3 +123,41 @@ def test_a_conversation_of_verls_own_loops_is_one_turn() -> None:
     columns = turns_of(output([1, 0, 1]))
     assert columns["turn"].tolist() == [0, -1, 0]
     assert columns["observation"].tolist() == [0, 0, 0] and columns["turn_reward"].tolist() == [0.0, 0.0, 0.0]
+
+
+def test_a_conversation_of_verls_own_loops_keeps_the_routes_of_what_it_repeats() -> None:
+    """As verl's tool agent loop uses it: the last turn's routes are those of the whole conversation."""
+    from support.routes import marks, rows_of
+
+    from seamless_verl.agent_loops.llm_client import Versions, output_of
+    from seamless_verl.data_plane.settings import Generated
+
+    def made(ids: list[int], *rows: int) -> Generated:
+        return Generated(ids, [0.0] * len(ids), [1] * len(ids), "stop", rows_of(*rows) if rows else None)
+
+    versions = Versions()
+    assert versions.routes_from([1, 2, 3]) == 1
+    versions.add([1, 2, 3], made([10, 11], 2, 3, 10, 11), versions.known(1))
+    for prompt, first in (([1, 2, 3, 10, 11, 4], 5), ([1, 2, 3, 10, 9], 4), ([1, 2], 2), ([5], 1)):
+        assert versions.routes_from(prompt) == first
+    later, known = made([12], 104, 112), versions.known(5)
+    versions.add([7], made([8], 8), versions.known(1))  # by another call, while this one runs
+    versions.add([1, 2, 3, 10, 11, 4], later, known)
+    assert marks(output_of(later, versions).routed_experts) == [2, 3, 10, 11, 104, 112]
+    with pytest.raises(ValueError, match="routes were asked for"):
+        versions.add([1, 2, 3], made([10]), versions.known(1))
+    plain = Versions()
+    plain.add([1], made([2]), None)
+    assert output_of(made([2]), plain).routed_experts is None
+
+
+def test_a_row_has_verls_column_of_routes_and_a_row_without_them_has_none() -> None:
+    """verl fills up the last position, whose route is in no forward pass."""
+    import numpy as np
+    import torch
+
+    routed = output([1, 1, 1])
+    routed.routed_experts = np.arange(6, dtype=np.uint8).reshape(3, 1, 2)
+    column = routed.as_dict()["routed_experts"]
+    assert column.dtype == torch.int16 and column.tolist() == [[[0, 1]], [[2, 3]], [[4, 5]], [[0, 0]]]
+    assert "routed_experts" not in output([1, 1, 1]).as_dict()

@@ -67,7 +67,7 @@ def test_an_update_counts_its_optimizer_steps_and_scales_each() -> None:
 
     from seamless_verl.algorithms.loss_call import this_call
     from seamless_verl.config.schema import CorrectionConfig
-    from seamless_verl.trainer.corrected_update import UPDATE, CorrectedUpdates, update_numbers
+    from seamless_verl.trainer.losses import UPDATE, CorrectedUpdates, update_numbers
 
     weight = torch.nn.Parameter(torch.tensor(-1.0 + math.log(3)))
     optimizer = torch.optim.SGD([weight], lr=1.0)
@@ -118,7 +118,7 @@ def test_an_update_counts_its_optimizer_steps_and_scales_each() -> None:
 def test_versions_are_padded_and_cut_to_the_responses() -> None:
     import torch
 
-    from seamless_verl.trainer.corrected_update import padded
+    from seamless_verl.trainer.losses import padded
 
     nested = torch.nested.as_nested_tensor([torch.tensor([3, 4]), torch.tensor([1, 1, 1, 1])], layout=torch.jagged)
     assert padded(nested, torch.zeros(2, 3, dtype=torch.int64), -1).tolist() == [[3, 4, -1], [1, 1, 1]]

@@ -39,14 +39,14 @@ def estimated(
     from verl.trainer.ppo.core_algos import get_adv_estimator_fn
 
     from seamless_verl.algorithms import median, novelty
-    from seamless_verl.algorithms.estimate import Estimate, during
+    from seamless_verl.algorithms.estimate import Estimate, this_estimate
 
     assert median and novelty  # their import registers them
     scores = torch.zeros(len(rewards), 2)
     scores[:, 1] = torch.tensor(rewards)
     mask = torch.tensor([[1, 0]] * len(rewards))
     estimate = Estimate(torch.tensor(log_probs if log_probs is not None else [-1.0] * len(rewards)))
-    with during(estimate):
+    with this_estimate.during(estimate):
         advantages, returns = get_adv_estimator_fn(name)(
             token_level_rewards=scores, response_mask=mask, index=np.array(groups, dtype=object), config=config
         )

@@ -125,7 +125,7 @@ def test_the_estimator_gives_each_turn_of_each_row_its_own() -> None:
     import torch
     from verl.trainer.ppo.core_algos import get_adv_estimator_fn
 
-    from seamless_verl.algorithms.estimate import NO_TURNS, Estimate, RowTurns, Turns, during
+    from seamless_verl.algorithms.estimate import NO_TURNS, Estimate, RowTurns, Turns, this_estimate
 
     def row(turn: list[int], observation: list[int], reward: list[float]) -> RowTurns:
         return RowTurns(torch.tensor(turn), torch.tensor(observation), torch.tensor(reward))
@@ -142,7 +142,7 @@ def test_the_estimator_gives_each_turn_of_each_row_its_own() -> None:
     rewards[0, 2] = rewards[1, 1] = 4.0  # one reward, which both rows of the session have
     rewards[2, 3] = 5.0
     estimate = Estimate(torch.zeros(3), turns)
-    with during(estimate):
+    with this_estimate.during(estimate):
         found, returns = get_adv_estimator_fn("hgpo")(
             token_level_rewards=rewards, response_mask=mask, index=np.array(["u", "u", "u", "pad"], dtype=object)
         )
@@ -156,11 +156,11 @@ def test_steps_of_other_prompts_are_not_compared() -> None:
     import torch
     from verl.trainer.ppo.core_algos import get_adv_estimator_fn
 
-    from seamless_verl.algorithms.estimate import Estimate, RowTurns, Turns, during
+    from seamless_verl.algorithms.estimate import Estimate, RowTurns, Turns, this_estimate
 
     one = RowTurns(torch.tensor([0]), torch.tensor([7]), torch.tensor([0.0]))
     estimate = Estimate(torch.zeros(2), Turns([one, one], [[0], [1]], [0, 1], 2, 0.95))
-    with during(estimate):
+    with this_estimate.during(estimate):
         found, _ = get_adv_estimator_fn("hgpo")(
             token_level_rewards=torch.tensor([[1.0], [0.0]]),
             response_mask=torch.ones(2, 1),

@@ -37,7 +37,7 @@ def loss_of(
     from verl.trainer.ppo.core_algos import get_policy_loss_fn
 
     from seamless_verl.algorithms import interpolated, m2po
-    from seamless_verl.algorithms.loss_call import LossCall, during
+    from seamless_verl.algorithms.loss_call import LossCall, this_call
 
     assert interpolated and m2po  # their import registers them
     sizes = {"dp_size": 1, "batch_num_tokens": TOKENS, "global_batch_size": 2} | sizes
@@ -46,7 +46,7 @@ def loss_of(
     columns = [torch.tensor([[getattr(token, field) for token in row] for row in rows]) for field in Token._fields]
     versions, old, new, advantages, mask = columns
     new.requires_grad_(True)
-    with during(LossCall(versions, proximal, current)):
+    with this_call.during(LossCall(versions, proximal, current)):
         loss, metrics = get_policy_loss_fn(name)(
             old_log_prob=old,
             log_prob=new,

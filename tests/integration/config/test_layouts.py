@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from support.layouts import ACTOR, LAYOUTS, Case, composed, settings_of
+from support.layouts import LAYOUTS, Case, composed, settings_of
 
 from seamless_verl.cli.main import main
 from seamless_verl.config.adopting import adopt_handover
@@ -14,7 +14,7 @@ from seamless_verl.config.checks import find_problems
 from seamless_verl.config.planning import choose_handover, plan_of
 from seamless_verl.resources.memory_fit import both_sides
 
-OF_THIS_MACHINE = ("platform", "vllm", f"{ACTOR}.megatron.vanilla_mbridge")  # what it has not installed
+OF_THIS_MACHINE = ("platform", "vllm")  # what it has not installed
 PARAMETERS = {"qwen3_8b": 8_190_735_360, "qwen3_32b": 32_762_123_264, "qwen3_30b_a3b": 30_532_122_624}  # as published
 
 
@@ -87,5 +87,7 @@ def test_the_plan_prints_the_handover_and_the_hosts_memory(tmp_path: Path, capsy
     assert "multiplexed: 8 machines, 64 devices" in printed
     assert "host memory: up to 33.6 GB of 1000.0 GB a machine (processes 17.2 GB, staged weights 16.4 GB)" in printed
     assert "\nseamless.handover=released: trainer and engine together need up to" in printed
+    waits = "while they are staged, the trainer waits for it (tensor_model_parallel_size=2)"
+    assert f"\nweights: exported by Megatron-Bridge; {waits}\n" in printed
     assert main(["plan", "--json", *case("8B on 64").overrides]) == 0
     assert len(json.loads(capsys.readouterr().out)["plan"]["hosts"]) == 8

@@ -133,7 +133,7 @@ async def test_a_server_takes_the_place_of_one_whose_loss_was_not_seen() -> None
         await plane.attach(NAME, "127.0.0.1", other.port, Actor())
         assert states(plane) == [STALE]
         await reconnected(plane)
-        assert states(plane) == [STALE] and plane.failed is None and plane.connections.missing == set()
+        assert states(plane) == [STALE] and plane.failed is None and plane.lost.unconnected == set()
 
 
 async def test_a_replica_that_is_late_is_given_up_with_its_reason() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from support.local_plane import LocalDataPlane, ReplicaServer
 
-from seamless_verl.data_plane import connections
+from seamless_verl.data_plane import lost_replicas
 from seamless_verl.data_plane.settings import PlaneSettings
 from seamless_verl.rollout.replica import DEAD, PAUSED, RELEASED, SERVING, STALE, SYNCING, ReplicaState
 from seamless_verl.tools.bench.stub_engine import StubEngine
@@ -73,8 +73,8 @@ async def until(reached: Callable[[], bool]) -> None:
 @asynccontextmanager
 async def unreachable(plane: LocalDataPlane, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[None]:
     """In the block this data plane has given up the first replica, which it cannot connect to."""
-    monkeypatch.setattr(connections, "RECONNECT_S", 0.1)
-    monkeypatch.setattr(connections, "RETURN_S", 0.1)
+    monkeypatch.setattr(lost_replicas, "RECONNECT_S", 0.1)
+    monkeypatch.setattr(lost_replicas, "RETURN_S", 0.1)
 
     async def no_route(address: Any) -> Any:
         raise OSError("no route")
@@ -82,7 +82,7 @@ async def unreachable(plane: LocalDataPlane, monkeypatch: pytest.MonkeyPatch) ->
     with monkeypatch.context() as broken:
         broken.setattr(plane.connections, "_connect", no_route)
         plane.fleet.lost(FIRST, "the network failed")
-        await until(lambda: FIRST in plane.connections.given_up)
+        await until(lambda: FIRST in plane.lost.given_up)
         yield
 
 
@@ -149,7 +149,7 @@ async def test_calls_of_the_second_one_leave_an_engine_that_the_first_one_lost_i
         assert states(first)[0] is DEAD
         generated = await asyncio.wait_for(call, 30)
         assert len(generated.ids) == 5 and mirror.fleet.view[1].load == 0
-        assert states(mirror)[0] is DEAD and FIRST in mirror.connections.given_up
+        assert states(mirror)[0] is DEAD and FIRST in mirror.lost.given_up
         assert (await mirror.metrics())["fleet/given_up/unreachable"] == 1
 
 

@@ -9,6 +9,7 @@ import os
 import sys
 import time
 from collections import deque
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -55,16 +56,18 @@ def few_remembered(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFix
 def test_what_a_data_plane_remembers_of_past_sessions_is_bounded(
     nano: Path, tmp_path: Path, few_remembered: None
 ) -> None:
-    first, second = uvloop.run(held_by_a_plane(nano, tmp_path))  # as Ray runs it; asyncio's keeps ended timers a while
-    pairs = zip(zip(*first, strict=True), zip(*second, strict=True), strict=True)
-    blocks, size = [median(later) - median(earlier) for earlier, later in pairs]
+    # As Ray runs it; asyncio's own loop keeps ended timers a while.
+    blocks, size = zip(*uvloop.run(held_by_a_plane(nano, tmp_path)), strict=True)
     sessions = LOOKS * STEP
-    sys.stdout.write(f"\n{first}\n{second}\n")
-    assert blocks / sessions < SLACK, f"{blocks} blocks of memory in {sessions} sessions: {first}, then {second}"
-    assert size < SLACK_MIB, f"{size:.2f} MiB in {sessions} sessions: {first}, then {second}"
+    seen = f"in {sessions} sessions, three times: {blocks} blocks of memory, {size} MiB"
+    sys.stdout.write(f"\n{seen}\n")
+    # What is kept of each session is added each time. What the process does once, as a cache that it fills, is not.
+    assert min(after - before for before, after in pairwise(blocks)) / sessions < SLACK, seen
+    assert min(after - before for before, after in pairwise(size)) < SLACK_MIB, seen
 
 
-async def held_by_a_plane(nano: Path, tmp_path: Path) -> list[list[tuple[int, float]]]:
+async def held_by_a_plane(nano: Path, tmp_path: Path) -> list[tuple[float, float]]:
+    """Blocks of memory and MiB, each the median of as many looks, three times one after another."""
     async with runner_plane(nano, tmp_path / "journal.sqlite", journal_gib=JOURNAL_GIB) as local:
         assert local.sessions is not None
         local.fleet._replicas["a"].engine.seen = deque(maxlen=FEW)  # type: ignore[attr-defined]
@@ -76,7 +79,8 @@ async def held_by_a_plane(nano: Path, tmp_path: Path) -> list[list[tuple[int, fl
         found = AdminFile.read(local.sessions.admin_file)
         async with Run(found, lambda name: getattr(local, name), commit, kinds=KINDS, group=4) as run:
             await held_after(run, FILLING)
-            return [[await held_after(run, 1) for _ in range(LOOKS)] for _ in range(2)]
+            looks = [[await held_after(run, 1) for _ in range(LOOKS)] for _ in range(3)]
+            return [(median(blocks for blocks, _ in some), median(size for _, size in some)) for some in looks]
 
 
 async def held_after(run: Run, steps: int) -> tuple[int, float]:

@@ -69,7 +69,7 @@ async def test_the_calls_of_a_replica_that_is_given_up_continue_on_others() -> N
         assert loss.reason is LossReason.STUCK and loss.detail == "it has given none of its calls a token for 43 s"
         metrics = await plane.metrics()
         assert (metrics["fleet/given_up/stuck"], metrics["fleet/dead"], metrics["fleet/serving"]) == (1, 1, 1)
-        assert plane.connections.missing == set(), "it would be connected to again, as one that the network lost"
+        assert plane.lost.unconnected == set(), "it would be connected to again, as one that the network lost"
         assert not await plane.give_up(other, "it is the last one") and states(plane).count(SERVING) == 1
         plane.check_integrity()
 

@@ -13,7 +13,7 @@ import pytest
 import ray
 from support.local_plane import LocalDataPlane, ReplicaServer
 
-from seamless_verl.data_plane import connections
+from seamless_verl.data_plane import connections, lost_replicas
 from seamless_verl.data_plane.actor import sum_metrics
 from seamless_verl.data_plane.settings import PlaneSettings
 from seamless_verl.rollout.observation import CacheUse
@@ -135,18 +135,18 @@ async def test_a_late_replica_that_another_server_will_replace_is_not_taken_back
 async def test_an_unreachable_replica_is_taken_back_when_it_can_be_connected_to(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(connections, "RECONNECT_S", 0.1)
-    monkeypatch.setattr(connections, "RETURN_S", 0.1)
+    monkeypatch.setattr(lost_replicas, "RECONNECT_S", 0.1)
+    monkeypatch.setattr(lost_replicas, "RETURN_S", 0.1)
     async with data_plane() as (plane, listener, _):
         port = listener.port
         await listener.close()
         plane.fleet.lost(FIRST, "the network failed")
-        await until(lambda: FIRST in plane.connections.given_up)
+        await until(lambda: FIRST in plane.lost.given_up)
         assert (await plane.metrics())["fleet/given_up/unreachable"] == 1
         again = await listen(FIRST, port)
         await until(lambda: states(plane)[0] is STALE)
         await plane.execute("update_weights", [FIRST], 1, [])
-        assert states(plane) == [SERVING, SERVING] and not plane.connections.given_up
+        assert states(plane) == [SERVING, SERVING] and not plane.lost.given_up
         await again.close()
 
 
@@ -164,8 +164,8 @@ async def test_a_server_that_is_unavailable_for_a_moment_while_it_is_paused_is_n
 
         server.status, server.pause = SimpleNamespace(remote=older), SimpleNamespace(remote=pause)
         plane.fleet.lost(FIRST, "the network failed")
-        await until(lambda: not plane.connections.missing)
-        assert states(plane) == [STALE, SERVING] and not errors and not plane.connections.given_up
+        await until(lambda: not plane.lost.unconnected)
+        assert states(plane) == [STALE, SERVING] and not errors and not plane.lost.given_up
         await plane.execute("update_weights", [FIRST], 1, [])
         assert states(plane) == [SERVING, SERVING]
 
@@ -173,8 +173,8 @@ async def test_a_server_that_is_unavailable_for_a_moment_while_it_is_paused_is_n
 async def test_a_server_that_hangs_while_it_is_connected_to_again_holds_no_command_up(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(connections, "RECONNECT_S", 0.1)
-    monkeypatch.setattr(connections, "RETURN_S", 0.1)
+    monkeypatch.setattr(lost_replicas, "RECONNECT_S", 0.1)
+    monkeypatch.setattr(lost_replicas, "RETURN_S", 0.1)
     async with data_plane(transition_s=LATE_S) as (plane, _, server):
         asked: list[asyncio.Event] = []
 
@@ -189,7 +189,7 @@ async def test_a_server_that_hangs_while_it_is_connected_to_again_holds_no_comma
         assert loss.reason is LossReason.UNREACHABLE and "has not replied" in loss.detail
         assert 0 < loss.served_s < 60, "it is counted until it was lost"
         await until(lambda: len(asked) > 3)  # by the looks for its return
-        assert FIRST in plane.connections.given_up and not plane.connections.missing
+        assert FIRST in plane.lost.given_up and not plane.lost.unconnected
 
 
 async def test_a_replica_that_hangs_between_two_commands_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:

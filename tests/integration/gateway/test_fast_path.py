@@ -11,10 +11,11 @@ import httpx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.fastapi_route import route
 from support.gateway import TOOL, TOOL_CALL, GatewayHarness, gateway_harness, user
 
-from seamless_verl.gateway.fast_path import READ_BODY, FastPath
-from seamless_verl.gateway.http_responses import ReplayedBody
+from seamless_verl.gateway import fast_path
+from seamless_verl.gateway.fast_path import ServingApp
 
 pytestmark = pytest.mark.integration
 ROUTED = (b"x-routed", b"yes")  # a request with this header is routed by FastAPI
@@ -94,22 +95,21 @@ def bodies(draw: st.DrawFn, path: str) -> dict[str, Any]:
 def ways_taken(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The ways that requests took, which their header chooses."""
     taken: list[str] = []
-    call, run = FastPath.__call__, FastPath.run
+    serve, respond = ServingApp.__call__, fast_path._respond
 
     async def either(self: Any, scope: Any, receive: Any, send: Any) -> None:
         if ROUTED in scope["headers"]:
             taken.append("routed")
-            body = scope.pop(READ_BODY)
-            await self._fallback(body.with_length(scope), ReplayedBody(body.encode(), receive), send)
+            await route(self, scope, receive, send)
         else:
-            await call(self, scope, receive, send)
+            await serve(self, scope, receive, send)
 
     async def counted(*args: Any) -> None:
         taken.append("fast")
-        await run(*args)
+        await respond(*args)
 
-    monkeypatch.setattr(FastPath, "__call__", either)
-    monkeypatch.setattr(FastPath, "run", counted)
+    monkeypatch.setattr(ServingApp, "__call__", either)
+    monkeypatch.setattr(fast_path, "_respond", counted)
     return taken
 
 

@@ -12,15 +12,15 @@ from typing import Any
 
 import httpx
 import pytest
+from support.fastapi_route import route
 from support.gateway import EOS, TOOL, TOOL_CALL, GatewayHarness, MemoryRecorder, Reply, gateway_harness, user
 
 from seamless_verl.gateway import http_responses
-from seamless_verl.gateway.fast_path import READ_BODY, FastPath
+from seamless_verl.gateway.fast_path import ServingApp
 from seamless_verl.gateway.http_responses import (
     COMMENT,
     PING,
     EventCounter,
-    ReplayedBody,
     StreamKeepalive,
     keepalive_after,
 )
@@ -181,12 +181,8 @@ async def test_the_sdks_read_the_same_with_keepalives(nano: Path, path: str, kee
 async def test_keepalives_are_between_events(
     nano: Path, path: str, way: str, monkeypatch: pytest.MonkeyPatch, keepalives_sent: KeepaliveCount
 ) -> None:
-    async def routed(self: Any, scope: Any, receive: Any, send: Any) -> None:
-        body = scope.pop(READ_BODY)
-        await self._fallback(body.with_length(scope), ReplayedBody(body.encode(), receive), send)
-
     if way == "FastAPI":
-        monkeypatch.setattr(FastPath, "__call__", routed)
+        monkeypatch.setattr(ServingApp, "__call__", route)
     body, keepalive = BODIES[path]
     async with slow_call(nano, keepalives_sent) as (harness, slow_down):
         url = harness.session["base_url"] + path

@@ -14,6 +14,7 @@ import httpx
 import openai
 import pytest
 from support.gateway_restart import ADMIN, CHAT, decode, expected_ids, generated_ids, open_session, run_gateway
+from support.routes import marks, row_behind
 
 from seamless_verl.errors import JournalOrderError
 from seamless_verl.gateway.outputs import STREAM_INTERVAL
@@ -31,7 +32,9 @@ from seamless_verl.journal import (
 )
 from seamless_verl.journal.reader import read_closed_session
 from seamless_verl.journal.stored import rebuild_record
+from seamless_verl.trajectory.policies import TrainAll
 from seamless_verl.trajectory.records import Finish, TokenChunk, logprobs, tokens
+from seamless_verl.trajectory.sequences import assemble
 from seamless_verl.trajectory.session import Closed, SessionRecord
 
 pytestmark = pytest.mark.integration
@@ -169,6 +172,38 @@ async def test_an_sdk_sees_only_a_longer_call(nano: Path, tmp_path: Path) -> Non
                 assert generated_ids(call) == expected_ids(call, 60) and text == decode(generated_ids(call))
                 assert (view["turns"], view["tokens"]) == (1, 60)
                 assert 60 - sampled <= again.sampled <= 60 - STREAM_INTERVAL, "it went on from the beginning"
+
+
+async def test_each_position_keeps_its_route_over_a_death_and_into_a_later_turn(nano: Path, tmp_path: Path) -> None:
+    """Cut in its first call by the death of its process; the second call asks for the routes of what is new."""
+    async with http_client() as http:
+        path = tmp_path / "journal.sqlite"
+        journal = SqliteJournal(path)
+        async with run_gateway(nano / "model", journal, delay_s=0.01, grace=0, routes=True) as first:
+            url = first.gateway.url
+            session = await open_session(http, url)
+            client = openai.AsyncOpenAI(base_url=session["base_url"], api_key="unused", max_retries=9)
+            messages: list[Any] = [*BODY["messages"]]
+            asking = asyncio.create_task(client.chat.completions.create(model="nano", messages=messages, max_tokens=60))
+            await until(lambda: first.sampled > 2 * STREAM_INTERVAL)
+            journal.close()  # from here on it is as if it were dead
+        with SqliteJournal(path) as journal:
+            async with run_gateway(nano / "model", journal, port=int(url.rpartition(":")[2]), routes=True) as again:
+                reply = (await asking).choices[0].message.content
+                messages += [{"role": "assistant", "content": reply}, {"role": "user", "content": "go on"}]
+                await client.chat.completions.create(model="nano", messages=messages, max_tokens=8)
+                await client.close()
+                record = again.recorder.record(session["session_id"])
+            stored = journal.read(session["session_id"])
+            assert stored is not None
+            requests = [request for stub in again.stubs for request in stub.seen]
+            asked = {len(request.prompt_ids) - (request.routes_from or 0) for request in requests}
+            for one in (record, rebuild_record(stored)):
+                (sequence,) = assemble(one, TrainAll(), 0).sequences
+                ids = [*sequence.prompt_ids.tolist(), *sequence.response_ids.tolist()]
+                assert sequence.routes is not None and len(sequence.turn_ids) == 2
+                assert marks(sequence.routes) == [row_behind(ids[:number]) for number in range(1, len(ids))]
+            assert len(asked) == 2 and min(asked) == 0 and max(asked) < 60, "the first call asks for none of its own"
 
 
 async def test_a_conversation_continues_its_recorded_ids(nano: Path, tmp_path: Path) -> None:

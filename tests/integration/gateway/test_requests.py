@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,6 @@ BODIES: dict[str, dict[str, Any]] = {
     RESPONSES: {"model": "nano", "input": "hi"},
     MESSAGES: {"model": "nano", "messages": HI, "max_tokens": 9},
 }
-paths = pytest.mark.parametrize("path", BODIES)
 FUNCTION: Any = TOOL["function"]
 ANTHROPIC_TOOL = {"name": "add", "input_schema": FUNCTION["parameters"]}
 
@@ -55,26 +55,26 @@ def refused(harness: GatewayHarness) -> list[tuple[str, int]]:
     return [event[2:4] for event in harness.recorder.events if event[0] == "refused"]
 
 
-@paths
-async def test_any_model_name_is_taken_and_given_back(nano: Path, path: str) -> None:
+async def test_any_model_name_is_taken_and_given_back(nano: Path) -> None:
     async with gateway_harness(nano) as harness:
-        for name in ("claude-opus-4-8", "gpt-5-codex", "org/model:tag"):
-            reply = await post(harness, path, {**BODIES[path], "model": name})
-            assert reply.status_code == 200 and reply.json()["model"] == name
-            streamed = await post(harness, path, {**BODIES[path], "model": name, "stream": True})
-            assert f'"model":"{name}"' in streamed.text.replace('": "', '":"')
-        body = {field: value for field, value in BODIES[path].items() if field != "model"}
-        if path != MESSAGES:
-            assert (await post(harness, path, body)).json()["model"] == "nano"
+        for path, body in BODIES.items():
+            for name in ("claude-opus-4-8", "gpt-5-codex", "org/model:tag"):
+                reply = await post(harness, path, {**body, "model": name})
+                assert reply.status_code == 200 and reply.json()["model"] == name
+                streamed = await post(harness, path, {**body, "model": name, "stream": True})
+                assert f'"model":"{name}"' in streamed.text.replace('": "', '":"')
+            if path != MESSAGES:
+                unnamed = {field: value for field, value in body.items() if field != "model"}
+                assert (await post(harness, path, unnamed)).json()["model"] == "nano"
 
 
-@paths
-async def test_a_setting_makes_names_strict(nano: Path, path: str) -> None:
+async def test_a_setting_makes_names_strict(nano: Path) -> None:
     async with gateway_harness(nano, rules=RequestRules(strict_model=True)) as harness:
-        reply = await post(harness, path, {**BODIES[path], "model": "other"})
-        assert reply.status_code == 404 and "other" in error_of(reply, path)["message"]
-        assert (await post(harness, path, BODIES[path])).status_code == 200
-        assert refused(harness) == [(path, 404)]
+        for path, body in BODIES.items():
+            reply = await post(harness, path, {**body, "model": "other"})
+            assert reply.status_code == 404 and "other" in error_of(reply, path)["message"]
+            assert (await post(harness, path, body)).status_code == 200
+        assert refused(harness) == [(path, 404) for path in BODIES]
         with pytest.raises(openai.NotFoundError):
             await harness.openai.models.retrieve("other")
         with pytest.raises(anthropic.NotFoundError):
@@ -92,18 +92,17 @@ async def test_models_have_the_shape_of_the_api_that_asks(nano: Path) -> None:
         assert ours.data[0].model_extra["max_model_len"] > 0
 
 
-@paths
-async def test_more_output_than_there_is_room_for_is_clamped(nano: Path, path: str) -> None:
+async def test_more_output_than_there_is_room_for_is_clamped(nano: Path) -> None:
+    names = {CHAT: ("max_tokens", "max_completion_tokens"), RESPONSES: ("max_output_tokens",)}
     async with gateway_harness(nano, SHORT) as harness:
-        name = "max_output_tokens" if path == RESPONSES else "max_tokens"
-        for asked in (LIMIT - 1, LIMIT, LIMIT + 1, 32_000, 1 << 70):
-            reply = await post(harness, path, {**BODIES[path], name: asked})
-            assert reply.status_code == 200, reply.text
-            call = harness.source.calls[-1]
-            assert call.sampling["max_tokens"] == LIMIT - len(call.prompt_ids)
-        if path == CHAT:
-            await post(harness, path, {**BODIES[path], "max_completion_tokens": 32_000})
-            assert harness.source.calls[-1].sampling["max_tokens"] == LIMIT - len(call.prompt_ids)
+        for path in BODIES:
+            for name, asked in product(
+                names.get(path, ("max_tokens",)), (LIMIT - 1, LIMIT, LIMIT + 1, 32_000, 1 << 70)
+            ):
+                reply = await post(harness, path, {**BODIES[path], name: asked})
+                assert reply.status_code == 200, reply.text
+                call = harness.source.calls[-1]
+                assert call.sampling["max_tokens"] == LIMIT - len(call.prompt_ids)
 
 
 def long_body(path: str, characters: int, **more: Any) -> dict[str, Any]:
@@ -117,34 +116,38 @@ def framing(path: str) -> int:
     return 0 if path == PLAIN else 5
 
 
-@paths
-@pytest.mark.parametrize("stream", [False, True])
-async def test_a_prompt_that_is_too_long_is_said_as_the_api_says_it(nano: Path, path: str, stream: bool) -> None:
+def check_too_long(reply: httpx.Response, path: str, tokens: int, stream: bool) -> None:
+    if path == RESPONSES and stream:
+        assert reply.status_code == 200 and "text/event-stream" in reply.headers["content-type"]
+        last = json.loads(reply.text.strip().rpartition("data: ")[2])
+        assert last["type"] == "response.failed" and last["response"]["status"] == "failed"
+        assert last["response"]["error"]["code"] == "context_length_exceeded"
+        return
+    assert reply.status_code == 400
+    error = error_of(reply, path)
+    assert error["type"] == "invalid_request_error"
+    if path == MESSAGES and tokens > LIMIT:
+        assert error["message"] == f"prompt is too long: {tokens} tokens > {LIMIT} maximum"
+    elif path == MESSAGES:
+        expected = f"input length and `max_tokens` exceed context limit: {tokens} + 9 > {LIMIT}"
+        assert error["message"].startswith(expected)
+    else:
+        assert error["code"] == "context_length_exceeded"
+        assert path == RESPONSES or f"maximum context length is {LIMIT} tokens" in error["message"]
+
+
+async def test_a_prompt_that_is_too_long_is_said_as_the_api_says_it(nano: Path) -> None:
     async with gateway_harness(nano, SHORT) as harness:
-        for tokens in (LIMIT, LIMIT + 1, 3 * LIMIT):
-            reply = await post(harness, path, long_body(path, tokens - framing(path), stream=stream))
-            if path == RESPONSES and stream:
-                assert reply.status_code == 200 and "text/event-stream" in reply.headers["content-type"]
-                last = json.loads(reply.text.strip().rpartition("data: ")[2])
-                assert last["type"] == "response.failed" and last["response"]["status"] == "failed"
-                assert last["response"]["error"]["code"] == "context_length_exceeded"
-                continue
-            assert reply.status_code == 400
-            error = error_of(reply, path)
-            assert error["type"] == "invalid_request_error"
-            if path == MESSAGES and tokens > LIMIT:
-                assert error["message"] == f"prompt is too long: {tokens} tokens > {LIMIT} maximum"
-            elif path == MESSAGES:
-                assert error["message"].startswith(
-                    f"input length and `max_tokens` exceed context limit: {tokens} + 9 > {LIMIT}"
-                )
-            else:
-                assert error["code"] == "context_length_exceeded"
-                assert path == RESPONSES or f"maximum context length is {LIMIT} tokens" in error["message"]
-        assert not harness.source.calls
-        assert refused(harness) == [(path, 400)] * 3
-        reply = await post(harness, path, long_body(path, LIMIT - 1 - framing(path)))
-        assert reply.status_code == 200 and harness.source.calls[-1].sampling["max_tokens"] == 1
+        for path, stream in product(BODIES, (False, True)):
+            harness.source.calls.clear()
+            harness.recorder.events.clear()
+            for tokens in (LIMIT, LIMIT + 1, 3 * LIMIT):
+                reply = await post(harness, path, long_body(path, tokens - framing(path), stream=stream))
+                check_too_long(reply, path, tokens, stream)
+            assert not harness.source.calls
+            assert refused(harness) == [(path, 400)] * 3
+            reply = await post(harness, path, long_body(path, LIMIT - 1 - framing(path)))
+            assert reply.status_code == 200 and harness.source.calls[-1].sampling["max_tokens"] == 1
 
 
 async def test_a_conversation_that_grows_too_long_is_said_too(nano: Path) -> None:
@@ -191,21 +194,20 @@ HOSTED: dict[str, tuple[list[dict[str, Any]], dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("path", HOSTED)
-@pytest.mark.parametrize("stream", [False, True])
-async def test_hosted_tools_are_left_out_and_on_record(nano: Path, path: str, stream: bool) -> None:
-    hosted, own = HOSTED[path]
+async def test_hosted_tools_are_left_out_and_on_record(nano: Path) -> None:
     async with gateway_harness(nano) as harness:
-        reply = await post(harness, path, {**BODIES[path], "tools": [*hosted, own], "stream": stream})
-        assert reply.status_code == 200, reply.text
-        call = harness.source.calls[-1]
-        assert call.dropped_tools == tuple(tool["type"] for tool in hosted)
-        assert [tool["function"]["name"] for tool in call.request["tools"]] == ["add"]
-        alone = await post(harness, path, {**BODIES[path], "tools": hosted, "tool_choice": hosted[0]})
-        assert alone.status_code == 200, alone.text
-        assert harness.gateway.metrics()["gateway/hosted_tools_dropped"] == 2 * len(hosted)
-        bad = await post(harness, path, {**BODIES[path], "tools": [*hosted, own], "temperature": "warm"})
-        assert bad.status_code == 400
+        for (path, (hosted, own)), stream in product(HOSTED.items(), (False, True)):
+            before = harness.gateway.metrics()["gateway/hosted_tools_dropped"]
+            reply = await post(harness, path, {**BODIES[path], "tools": [*hosted, own], "stream": stream})
+            assert reply.status_code == 200, reply.text
+            call = harness.source.calls[-1]
+            assert call.dropped_tools == tuple(tool["type"] for tool in hosted)
+            assert [tool["function"]["name"] for tool in call.request["tools"]] == ["add"]
+            alone = await post(harness, path, {**BODIES[path], "tools": hosted, "tool_choice": hosted[0]})
+            assert alone.status_code == 200, alone.text
+            assert harness.gateway.metrics()["gateway/hosted_tools_dropped"] == before + 2 * len(hosted)
+            bad = await post(harness, path, {**BODIES[path], "tools": [*hosted, own], "temperature": "warm"})
+            assert bad.status_code == 400
 
 
 @pytest.mark.parametrize("named", [False, True])
@@ -224,20 +226,18 @@ async def test_a_message_without_a_type_is_the_reply_that_it_repeats(nano: Path,
         assert list(harness.source.calls[-1].prompt_ids)[: len(whole)] == whole
 
 
-@pytest.mark.parametrize(
-    ("content", "text"),
-    [
+async def test_all_texts_of_a_message_are_in_the_prompt(nano: Path) -> None:
+    contents = (
         ([{"type": "output_text", "text": "one "}, {"type": "output_text", "text": "two"}], "one two"),
         ([{"type": "refusal", "refusal": "one two"}], "one two"),
         ([], ""),
-    ],
-)
-async def test_all_texts_of_a_message_are_in_the_prompt(nano: Path, content: list[Any], text: str) -> None:
+    )
     async with gateway_harness(nano) as harness:
-        items = [user("hi"), {"type": "message", "role": "assistant", "content": content, "id": "m"}, user("more")]
-        reply = await post(harness, RESPONSES, {"model": "m", "input": items})
-        assert reply.status_code == 200, reply.text
-        assert harness.source.calls[-1].request["messages"][1]["content"] == text
+        for content, text in contents:
+            items = [user("hi"), {"type": "message", "role": "assistant", "content": content, "id": "m"}, user("more")]
+            reply = await post(harness, RESPONSES, {"model": "m", "input": items})
+            assert reply.status_code == 200, reply.text
+            assert harness.source.calls[-1].request["messages"][1]["content"] == text
 
 
 @pytest.mark.parametrize("kind", ["refusal", "thinking"])
@@ -287,13 +287,13 @@ async def test_what_a_hosted_tool_would_include_is_left_out(nano: Path) -> None:
         assert reply.status_code == 200, reply.text
 
 
-@paths
-async def test_a_base_url_may_lack_the_version(nano: Path, path: str) -> None:
+async def test_a_base_url_may_lack_the_version(nano: Path) -> None:
     async with gateway_harness(nano) as harness:
-        for short in (path.removeprefix("/v1"), path):
-            reply = await post(harness, short, BODIES[path])
-            assert reply.status_code == 200, reply.text
-        assert {call.request.get("path") for call in harness.source.calls} == {path}
+        for path, body in BODIES.items():
+            for short in (path.removeprefix("/v1"), path):
+                reply = await post(harness, short, body)
+                assert reply.status_code == 200, reply.text
+                assert harness.source.calls[-1].request.get("path") == path
         models = await harness.http.get(harness.session["anthropic_base_url"] + "/models")
         assert models.status_code == 200 and models.json()["data"]
 
@@ -323,13 +323,12 @@ async def test_the_functions_of_a_namespace_are_called(nano: Path, stream: bool)
         assert harness.gateway.metrics()["gateway/hosted_tools_dropped"] == 0
 
 
-@pytest.mark.parametrize("path", HOSTED)
-async def test_hosted_tools_are_refused_by_a_setting(nano: Path, path: str) -> None:
-    hosted, own = HOSTED[path]
+async def test_hosted_tools_are_refused_by_a_setting(nano: Path) -> None:
     async with gateway_harness(nano, rules=RequestRules(hosted_tools="refuse")) as harness:
-        reply = await post(harness, path, {**BODIES[path], "tools": [own, *hosted]})
-        assert reply.status_code == 400 and hosted[0]["type"] in error_of(reply, path)["message"]
-        assert (await post(harness, path, {**BODIES[path], "tools": [own]})).status_code == 200
+        for path, (hosted, own) in HOSTED.items():
+            reply = await post(harness, path, {**BODIES[path], "tools": [own, *hosted]})
+            assert reply.status_code == 400 and hosted[0]["type"] in error_of(reply, path)["message"]
+            assert (await post(harness, path, {**BODIES[path], "tools": [own]})).status_code == 200
 
 
 async def test_a_response_is_stored_continued_and_deleted(nano: Path) -> None:
@@ -429,16 +428,15 @@ ATTACKS: dict[str, tuple[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("what", ATTACKS)
-async def test_an_attack_is_refused_at_once(nano: Path, what: str) -> None:
-    path, fields = ATTACKS[what]
+async def test_an_attack_is_refused_at_once(nano: Path) -> None:
     async with gateway_harness(nano) as harness:
-        began = time.monotonic()
-        reply = await post(harness, path, {**BODIES[path], **fields})
-        assert reply.status_code == 400, reply.text
-        assert time.monotonic() - began < 2
-        assert error_of(reply, path)["message"]
-        assert refused(harness) == [(path, 400)] and not harness.source.calls
+        for what, (path, fields) in ATTACKS.items():
+            began = time.monotonic()
+            reply = await post(harness, path, {**BODIES[path], **fields})
+            assert reply.status_code == 400, (what, reply.text)
+            assert time.monotonic() - began < 2, what
+            assert error_of(reply, path)["message"], what
+        assert refused(harness) == [(path, 400) for path, _ in ATTACKS.values()] and not harness.source.calls
 
 
 async def test_schemas_of_a_sane_depth_are_taken(nano: Path) -> None:
@@ -463,12 +461,12 @@ REWARDS: dict[str, bytes] = {
 }
 
 
-@pytest.mark.parametrize("what", REWARDS)
-async def test_a_reward_that_is_none_is_refused(nano: Path, what: str) -> None:
+async def test_a_reward_that_is_none_is_refused(nano: Path) -> None:
     async with gateway_harness(nano) as harness:
-        reply = await post(harness, "/v1/session/reward", REWARDS[what])
-        assert reply.status_code == 400, reply.text
-        assert refused(harness) == [("/v1/session/reward", 400)]
+        for what, body in REWARDS.items():
+            reply = await post(harness, "/v1/session/reward", body)
+            assert reply.status_code == 400, (what, reply.text)
+        assert refused(harness) == [("/v1/session/reward", 400)] * len(REWARDS)
 
 
 async def test_headers_of_many_digits_are_no_error(nano: Path) -> None:
@@ -554,23 +552,22 @@ async def test_an_empty_field_is_the_same_as_none(nano: Path, path: str) -> None
             assert len(calls) == (0 if path == COUNT else len(same))
 
 
-@pytest.mark.parametrize("path", [RESPONSES, MESSAGES])
-async def test_several_choices_are_refused_where_the_real_service_has_one(nano: Path, path: str) -> None:
+async def test_several_choices_are_refused_where_the_real_service_has_one(nano: Path) -> None:
     async with gateway_harness(nano) as harness:
-        reply = await post(harness, path, {**BODIES[path], "n": 2})
-        assert reply.status_code == 400 and "Unknown parameter: 'n'" in error_of(reply, path)["message"]
-        assert (await post(harness, path, {**BODIES[path], "n": 1})).status_code == 200
-        assert len(harness.source.calls) == 1
+        for path in (RESPONSES, MESSAGES):
+            reply = await post(harness, path, {**BODIES[path], "n": 2})
+            assert reply.status_code == 400 and "Unknown parameter: 'n'" in error_of(reply, path)["message"]
+            assert (await post(harness, path, {**BODIES[path], "n": 1})).status_code == 200
+        assert len(harness.source.calls) == 2
 
 
-@pytest.mark.parametrize("role", ["tool", "user", "developer", "system", "assistant"])
-async def test_an_empty_list_of_contents_is_a_message_without_text(nano: Path, role: str) -> None:
+async def test_an_empty_list_of_contents_is_a_message_without_text(nano: Path) -> None:
     """As adapters send the result of a tool that gave nothing; pydantic makes an iterator of it."""
+    call = {"id": "c", "type": "function", "function": {"name": "add", "arguments": "{}"}}
     async with gateway_harness(nano) as harness:
-        call = {"id": "c", "type": "function", "function": {"name": "add", "arguments": "{}"}}
-        calling = [{"role": "assistant", "content": None, "tool_calls": [call]}] if role == "tool" else []
-        empty = {"role": role, "content": [], **({"tool_call_id": "c"} if role == "tool" else {})}
-        reply = await post(harness, CHAT, {"messages": [*HI, *calling, empty, *HI]})
-        assert reply.status_code == 200, reply.text
-        (generated,) = harness.source.calls
-        assert json.loads(json.dumps(generated.request))["messages"][-2]["content"] == []
+        for role in ("tool", "user", "developer", "system", "assistant"):
+            calling = [{"role": "assistant", "content": None, "tool_calls": [call]}] if role == "tool" else []
+            empty = {"role": role, "content": [], **({"tool_call_id": "c"} if role == "tool" else {})}
+            reply = await post(harness, CHAT, {"messages": [*HI, *calling, empty, *HI]})
+            assert reply.status_code == 200, (role, reply.text)
+            assert json.loads(json.dumps(harness.source.calls[-1].request))["messages"][-2]["content"] == []

@@ -11,7 +11,7 @@ import pytest
 import xgrammar
 from support.gateway import TOOL, TOOL_CALL, GatewayHarness, gateway_harness, user
 
-from seamless_verl.gateway.schema_beside_tools import warn_of_dropped_schemas
+from seamless_verl.gateway.reply_parser import warn_of_dropped_schemas
 
 pytestmark = pytest.mark.integration
 SCHEMA = {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"], "additionalProperties": False}

@@ -62,7 +62,7 @@ def test_a_worker_that_vllm_puts_to_sleep_keeps_nothing_to_drop() -> None:
 def launch_of(device: str, layout: Layout, launched: list[str]) -> Any:
     """The launch of a run."""
     placement = setup.Placement(layout, None, Handover.RESIDENT, device != "cpu")
-    return setup.ServerLaunch(OmegaConf.create({}), placement, lambda: None, lambda: launched.append("rewards"))
+    return setup.ServerLaunch(OmegaConf.create({}), placement, None, lambda: launched.append("rewards"))
 
 
 @pytest.mark.parametrize(

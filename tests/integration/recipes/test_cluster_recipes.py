@@ -24,7 +24,7 @@ from seamless_verl.config.checks import find_problems
 from seamless_verl.config.planning import plan_of
 
 MATH, SWE = RECIPES / "math_grpo_8b", RECIPES / "swe_agent_32b"
-OF_THIS_MACHINE = ("platform", "vllm", "actor_rollout_ref.actor.megatron.vanilla_mbridge")  # what it has not installed
+OF_THIS_MACHINE = ("platform", "vllm")  # what it has not installed
 ROOM = " free, and the actor's part of a checkpoint takes "  # on the disk of this machine
 SEARCH = "hydra.searchpath=[pkg://seamless_verl.config]"
 

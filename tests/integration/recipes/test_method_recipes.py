@@ -20,8 +20,7 @@ from seamless_verl.tiny import make_tokenizer, supervised
 from seamless_verl.tools.compare.arms import parse_arms
 from seamless_verl.tools.compare.budget import select
 from seamless_verl.tools.compare.command import FLAGS
-from seamless_verl.tools.compare.job import RESULT
-from seamless_verl.tools.compare.plan import Options
+from seamless_verl.tools.compare.job import RESULT, Options
 
 pytestmark = pytest.mark.integration
 REWARD = "reward.custom_reward_function.path"

@@ -81,7 +81,7 @@ async def cut_before_it_begins(source: AsyncLLMSource) -> None:
     request = RunningRequest(source, "cut", [4, 5, 6], 60)
     while not source.in_flight:  # noqa: ASYNC110
         await asyncio.sleep(0)  # it waits for the engine's client; the test's timeout bounds it
-    await source.abort_all()
+    await source.pause(PauseMode.ABORT)
     await request.task
     await source.resume()
     assert request.finish is Finish.CUT and request.column("ids") == []

@@ -118,7 +118,7 @@ def test_a_frozen_call_can_be_cut(engine: Engine, source: AsyncLLMSource) -> Non
         await call.produced(10)
         await source.pause(PauseMode.KEEP)
         assert not call.task.done()
-        await source.abort_all()
+        await source.pause(PauseMode.ABORT)
         await asyncio.wait_for(call.task, 10)
         await source.resume()
         return call
@@ -195,3 +195,14 @@ def test_a_request_on_its_way_to_the_engine_is_cut_like_the_others(
         return calls
 
     assert {call.finish for call in engine.run(scenario())} == {Finish.CUT}
+
+
+def test_an_engine_that_returns_no_routes_refuses_to_be_asked_for_them(engine: Engine, source: AsyncLLMSource) -> None:
+    async def scenario() -> RunningRequest:
+        call = RunningRequest(source, "routes", PROMPTS[0], 8, routes_from=1)
+        await call.task
+        return call
+
+    call = engine.run(scenario())
+    assert call.finish is Finish.FAILED and "enable_rollout_routing_replay=True" in str(call.chunks[-1].stop_reason)
+    assert call.column("ids") == []

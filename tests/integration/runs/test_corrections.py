@@ -23,6 +23,11 @@ def test_by_default_dppo_trains_tokens_of_up_to_four_versions(nano: Path, tmp_pa
     stalest = [metrics["training/off_policy/trajectory_staleness_worst/max"] for metrics in steps.values()]
     assert len(stalest) == 4 and 0 < max(stalest) <= 4
     assert all(metrics["actor/grad_norm"] > 0 for metrics in steps.values())
+    for metrics in steps.values():  # which a forward pass before the update has without bypass_mode
+        assert 0 < metrics["actor/entropy"] < 8 and metrics["rollout_corr/training_ppl"] > 1
+        assert metrics["seamless/agreement/plain/tokens"] > 0
+    assert steps[1]["training/rollout_actor_probs_pearson_corr"] > 0.999
+    assert steps[1]["training/rollout_logprob_diff_max"] < 2e-2, "all tokens of the first step are of its own weights"
 
 
 @pytest.mark.parametrize(("loss", "metric"), [("interpolated", "interpolation"), ("m2po", "second_moment")])

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from safetensors.torch import load_file
-from support.job import SEAMLESS, Job, run
+from support.job import Job, run
 from support.paths import DATA
 
 from seamless_verl.runtime.step_metrics import StepMetrics
@@ -64,7 +64,7 @@ def test_three_in_a_row_end_the_run_whose_last_checkpoint_resumes(nano: Path, tm
         "reward__custom_reward_function__path": DATA / "not_finite.py",
         "reward__custom_reward_function__name": "overflowing",
     }
-    job = Job(tmp_path, nano, SEAMLESS, {key.replace("__", "."): value for key, value in options.items()}, {}).start()
+    job = Job(tmp_path, nano, options).start()
     assert job.process is not None and job.process.wait(420) == 1, job.log()[-4000:]
     assert "NotFiniteError: The actor made no optimizer step, for its gradient norm is not finite" in job.log()
     assert "That was the update number 3 in a row" in job.log()

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.job import SEAMLESS, Job, run
+from support.job import Job, run
 from support.job_ends import WITHOUT_REPLY, leftovers, stopped
 
 from seamless_verl.resources.lending import lending_policy
@@ -30,8 +30,7 @@ TAGGED: dict[str, Any] = {
 def test_a_stopped_run_leaves_complete_checkpoints_and_resumes_from_the_last(nano: Path, tmp_path: Path) -> None:
     """Multiplexed by tags: one device trains and generates, the other generates. Mini-batches are streamed."""
     endless = {"trainer.total_training_steps": 1000, "trainer.save_freq": 1, "trainer.max_actor_ckpt_to_keep": 2}
-    tagged = {key.replace("__", "."): value for key, value in TAGGED.items()}
-    interrupted = Job(tmp_path, nano, SEAMLESS, endless | tagged, {})
+    interrupted = Job(tmp_path, nano, TAGGED | endless)
     stopped(interrupted, "step:2 ", signal.SIGTERM)
     assert "step:2 of 1000  reward" in interrupted.log() and " - critic/score/mean:" not in interrupted.log()
     checkpoints = tmp_path / "checkpoints"

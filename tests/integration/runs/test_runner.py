@@ -11,7 +11,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from support.job import AGENT, SEAMLESS, Job
+from support.job import AGENT, Job
 from support.paths import DATA, ROOT
 
 from seamless_verl.client import AdminFile
@@ -38,8 +38,7 @@ def start_runner(file: Path, log: Path) -> subprocess.Popen[bytes]:
 def test_a_runner_in_another_process_is_trained(nano: Path, tmp_path: Path) -> None:
     journal = tmp_path / "checkpoints" / "trajectories.sqlite"
     file, log = AdminFile.beside(journal), tmp_path / "runner.txt"
-    options = {key.replace("__", "."): value for key, value in OPTIONS.items()}
-    job = Job(tmp_path, nano, SEAMLESS, options, {}).start()
+    job = Job(tmp_path, nano, OPTIONS).start()
     runner: subprocess.Popen[bytes] | None = None
     try:
         limit = time.monotonic() + 200

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.job import AGENT, SEAMLESS, Job, run
+from support.job import AGENT, Job, run
 from support.job_ends import leftovers
 
 from seamless_verl.journal import JournalReader
@@ -30,8 +30,7 @@ DARS: dict[str, Any] = {
 def test_hard_prompts_get_more_samples_and_every_token_is_accounted_for(nano: Path, tmp_path: Path) -> None:
     """Its data plane is killed in the midst of it; then the run is stopped, and goes on from its last checkpoint."""
     options = AGENT | DARS | {"trainer__save_freq": 1}
-    endless = {key.replace("__", "."): value for key, value in options.items()} | {"trainer.total_training_steps": 100}
-    first = Job(tmp_path, nano, SEAMLESS, endless, {}).start()
+    first = Job(tmp_path, nano, options | {"trainer__total_training_steps": 100}).start()
     first.wait_for("step:1 ")
     (plane,) = [one for one in first.descendants() if any("DataPlane" in part for part in one.cmdline())]
     plane.send_signal(signal.SIGKILL)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.job import AGENT, POOL, SEAMLESS, Job, check_record, run
+from support.job import AGENT, POOL, Job, check_record, run
 from support.job_ends import WITHOUT_REPLY, leftovers, stopped
 from support.shared_memory import check_nothing_left, pieces
 
@@ -23,7 +23,10 @@ MEGATRON = "actor_rollout_ref__actor__megatron__"
             {f"{MEGATRON}tensor_model_parallel_size": 2, "actor_rollout_ref__rollout__tensor_model_parallel_size": 2},
             id="tp2",
         ),
-        pytest.param({f"{MEGATRON}pipeline_model_parallel_size": 2}, id="pp2"),
+        pytest.param(
+            {f"{MEGATRON}pipeline_model_parallel_size": 2, f"{MEGATRON}vanilla_mbridge": False},
+            id="pp2_megatron_bridge",
+        ),
     ],
 )
 def test_trainer_and_rollout_agree_at_every_step(nano: Path, tmp_path: Path, sizes: dict[str, Any]) -> None:
@@ -52,7 +55,7 @@ def test_trainer_and_rollout_agree_at_every_step(nano: Path, tmp_path: Path, siz
 
 @pytest.fixture(scope="module")
 def disaggregated(nano: Path, tmp_path_factory: pytest.TempPathFactory) -> Job:
-    """Six steps of an agent on the openai SDK, generating on a device of its own."""
+    """Six steps of an agent on the openai SDK, generating on a device of its own; the trainer has Megatron-Bridge."""
     return run(
         tmp_path_factory.mktemp("disaggregated"),
         nano,
@@ -63,6 +66,7 @@ def disaggregated(nano: Path, tmp_path_factory: pytest.TempPathFactory) -> Job:
         trainer__test_freq=3,
         trainer__val_before_train=True,
         seamless__max_staleness=1,
+        **{f"{MEGATRON}vanilla_mbridge": False},
         actor_rollout_ref__actor__checkpoint__save_contents="[model,optimizer,extra,hf_model]",
     )
 
@@ -103,5 +107,5 @@ def test_nothing_is_left_of_a_finished_run(disaggregated: Job) -> None:
 
 
 def test_a_run_stopped_while_ray_starts_leaves_nothing(nano: Path, tmp_path: Path) -> None:
-    job = Job(tmp_path, nano, SEAMLESS, {"trainer.total_training_steps": 1000}, {})
+    job = Job(tmp_path, nano, {"trainer.total_training_steps": 1000})
     stopped(job, "Started a local Ray", signal.SIGINT)

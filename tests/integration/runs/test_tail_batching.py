@@ -7,10 +7,9 @@ import signal
 import time
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import pytest
-from support.job import AGENT, SEAMLESS, Job
+from support.job import AGENT, Job
 from support.job_ends import leftovers, stopped
 from support.paths import DATA
 
@@ -48,19 +47,14 @@ def test_every_prompt_is_trained_once_an_epoch_and_none_waits_for_one_tail(nano:
     The run is stopped after its second step, when all long ones are deferred.
     """
     make_arithmetic(tmp_path, 0, EPOCH, EPOCH)
-    options: dict[str, Any] = {key.replace("__", "."): value for key, value in TAILS.items()}
-    options["data.train_files"] = tmp_path / "train.parquet"
-    record = tmp_path / "record.jsonl"
-    job = Job(tmp_path / "run", nano, SEAMLESS, options, {"RECORD": str(record), "LONG_REPLY": str(LONG_REPLY)})
+    options, record = TAILS | {"data__train_files": tmp_path / "train.parquet"}, tmp_path / "record.jsonl"
+    env = {"RECORD": str(record), "LONG_REPLY": str(LONG_REPLY)}
+    job = Job(tmp_path / "run", nano, options, env)
     stopped(job, f"step:{STOPPED} ", signal.SIGTERM)
     first = job.metrics()
     (job.folder / "metrics.jsonl").unlink()
     restarted = time.time()
-    resumed = (
-        Job(tmp_path / "run", nano, SEAMLESS, options, {"RECORD": str(record), "LONG_REPLY": str(LONG_REPLY)})
-        .start()
-        .finish()
-    )
+    resumed = Job(tmp_path / "run", nano, options, env).start().finish()
     assert leftovers(resumed) == []
     steps = {step: row for step, row in first.items() if step <= STOPPED} | resumed.metrics()
     assert steps.keys() == set(range(1, 7))

@@ -84,3 +84,20 @@ def test_a_save_that_does_not_end_leaves_the_one_before(
         trainer._save_checkpoint()
     assert (tmp_path / TRACKER).read_text() == "4"
     assert all((tmp_path / "global_step_4" / role).is_dir() for role in ("actor", "critic"))
+
+
+def test_an_adapter_of_another_rank_is_refused_by_name(tmp_path: Path) -> None:
+    from seamless_verl.errors import ConfigError
+    from seamless_verl.trainer.checkpoints import refuse_other_adapter
+
+    def model(rank: int) -> Any:
+        return SimpleNamespace(lora={"rank": rank}, lora_rank=0)
+
+    saved = tmp_path / "model/huggingface/adapter"
+    saved.mkdir(parents=True)
+    refuse_other_adapter(model(16), str(tmp_path))  # one without an adapter's files is verl's to refuse
+    (saved / "adapter_config.json").write_text('{"r": 8}')
+    refuse_other_adapter(model(8), str(tmp_path))
+    refuse_other_adapter(model(16), None)
+    with pytest.raises(ConfigError, match=r"model\.lora\.rank=16: is not the rank 8 of the adapter .*Set it to 8"):
+        refuse_other_adapter(model(16), str(tmp_path))

@@ -77,7 +77,7 @@ def test_no_clock_is_read_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_data_plane_that_was_killed_gives_no_replica_up(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from seamless_verl.trainer.recoveries import Recoveries
+    from seamless_verl.trainer.deaths import Recoveries
 
     replies_raise(monkeypatch, killed_for_memory())
     replica: Any = SimpleNamespace(name="replica-0", kind=WaitKind.REPLICA, what="has given no token", waited_s=9.0)
@@ -105,11 +105,10 @@ def test_a_training_that_it_fails_looks_for_its_name(monkeypatch: pytest.MonkeyP
     runner.trainer = SimpleNamespace(
         data_plane=SimpleNamespace(actors=[None], actor=None),
         seamless=SimpleNamespace(watchdog=WatchdogConfig()),
-        machines_by_node=dict,
+        pools=None,
         training_actors=dict,
         watched_actors=dict,
         commit=SimpleNamespace(raise_failed=None, under_way=None),
-        outstanding_uids=None,
         starter=checked,
         report=checked,
     )

@@ -66,7 +66,7 @@ def starter_of(plane: Plane, *, failing: int = 0, in_trainer: bool = False) -> R
         limit=LIMIT,
         keep_kv=False,
         must_wait=lambda placed: in_trainer,
-        wait_staged=lambda: None,
+        wait_committed=lambda: None,
         free_memory=lambda: None,
     )
 
@@ -135,7 +135,7 @@ def test_what_starts_between_computations_and_fails_is_abandoned(
 
         await_that(lost)
         waited = list[str]()
-        starter.wait_staged = lambda: waited.append("staged")
+        starter.wait_committed = lambda: waited.append("staged")
         starter.free_memory = lambda: waited.append(f"free for start {len(waited) // 2}")
         for _ in range(LIMIT):
             starter.before_commit()

@@ -21,8 +21,8 @@ def policy_loss(rows: dict[str, list[float]], mode: str, *, weighted: bool, ever
     from verl.workers.config import McoreActorConfig
     from verl.workers.utils.losses import ppo_loss
 
+    from seamless_verl.trainer.losses import WEIGHT, weighs_sessions
     from seamless_verl.trainer.session_weight import row_weights
-    from seamless_verl.trainer.weighted_loss import WEIGHT, weighs_sessions
 
     config = McoreActorConfig(
         strategy="megatron",
@@ -122,13 +122,22 @@ ALL = [[1, 1]] * 5
         ("grpo", [0.5, -0.5, 0.0], [0.5, -0.5, 0.0]),
         # each reward less the mean of the others: 1 - 0.25, 0 - 0.75, 0.5 - 0.5. verl has five: 1 - 2.5 / 4, ...
         ("rloo", [0.75, -0.75, 0.0], [0.375, -0.875, -0.25]),
+        ("rloo_vectorized", [0.75, -0.75, 0.0], [0.375, -0.875, -0.25]),
+        # less the mean, by the deviation: 0.5 and 0.5 of three sessions, 0.7 and sqrt(0.2) of five rows
+        ("grpo_vectorized", [1.0, -1.0, 0.0], [0.67082, -1.56525, -0.44721]),
+        # the best less the second, by the deviation: (1 - 0.5) / 0.5; of verl's rows both are 1
+        ("grpo_passk", [1.0, 0.0, 0.0], [0.0, 0.0, 0.0]),
+        # times all by those that are not 0: 3 / 2 of sessions, 5 / 4 of rows
+        ("gpg", [0.75, -0.75, 0.0], [0.375, -0.875, -0.25]),
+        # less the mean, by the deviation of all tokens: sqrt(1 / 5) of two a session, sqrt(1.6 / 9) of two a row
+        ("reinforce_plus_plus_baseline", [1.11803, -1.11803, 0.0], [0.71151, -1.66019, -0.47434]),
     ],
 )
 def test_a_group_counts_each_session_once(estimator: str, ours: list[float], verls: list[float]) -> None:
     for expected, by_session in ((ours, True), (verls, False)):
         found = advantages(KEYS, REWARDS, ALL, estimator, ours=by_session)
         first, *_, second, third = expected
-        assert [row[0] for row in found] == pytest.approx([first, first, first, second, third]), by_session
+        assert [row[0] for row in found] == pytest.approx([first, first, first, second, third], abs=1e-4), by_session
 
 
 def test_a_session_whose_last_row_is_masked_keeps_its_advantage() -> None:

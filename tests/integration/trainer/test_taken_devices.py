@@ -146,7 +146,7 @@ def test_devices_are_its_own_once_a_replica_has_started(manager: Any, monkeypatc
 
 def test_a_machine_that_has_other_replicas_does_not_move_for_one_of_them() -> None:
     pools = pools_of(engines=1, devices=2)
-    assert [machine.number for machine in pools.machines_of(1)] == [1] == [m.number for m in pools.machines_of(2)]
+    assert pools.nodes_of(1) == pools.nodes_of(2) == {pools.nodes[1]}
     pools.without_devices.add(1)
     full, other = node("b0", free=0, devices=2), node("b1", free=2, devices=2)
     assert [machine.number for machine in pools.move_replica(1, [full, other])] == [1]

@@ -6,13 +6,15 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from omegaconf import OmegaConf
 from verl.trainer.ppo.v1 import trainer_base
 
 from seamless_verl.config.schema import SeamlessConfig
 from seamless_verl.resources.ahead import StalenessBound
 from seamless_verl.resources.tail_batching import TailBatching
 from seamless_verl.trainer.prompt_feed import PromptFeed, RunAhead
-from seamless_verl.trainer.trainer import SeamlessTrainer, trained_columns
+from seamless_verl.trainer.token_mask import trained_columns
+from seamless_verl.trainer.trainer import SeamlessTrainer
 
 pytestmark = pytest.mark.integration
 
@@ -21,6 +23,7 @@ def trainer_of() -> Any:
     trainer = SeamlessTrainer.__new__(SeamlessTrainer)
     trainer.seamless, trainer.global_steps, trainer.local_trigger_step = SeamlessConfig(), 5, 0
     trainer.parameter_sync_step, trainer.weighs_sessions = 1, False
+    trainer.config = OmegaConf.create({"algorithm": {"rollout_correction": {"bypass_mode": True}}})
     return trainer
 
 

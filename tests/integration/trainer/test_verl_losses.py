@@ -45,10 +45,9 @@ def trained(name: str, rows: Sequence[Row], *, policy: str = "train_all", scale_
     from verl.workers.utils.losses import ppo_loss
 
     from seamless_verl.config.schema import CorrectionConfig
-    from seamless_verl.trainer.corrected_update import UPDATE, update_numbers
+    from seamless_verl.trainer.losses import UPDATE, WEIGHT, update_numbers
     from seamless_verl.trainer.session_weight import row_weights
     from seamless_verl.trainer.token_mask import masks
-    from seamless_verl.trainer.weighted_loss import WEIGHT
 
     def nested(values: Sequence[Any], dtype: Any = torch.float32) -> Any:
         return torch.nested.as_nested_tensor([torch.as_tensor(row, dtype=dtype) for row in values], layout=torch.jagged)
@@ -84,8 +83,7 @@ def trained(name: str, rows: Sequence[Row], *, policy: str = "train_all", scale_
 
 def in_worker(compute: Any, loss: Any, data: Any) -> None:
     """Calls `compute` with the loss function that a worker of ours has, within an update of one optimizer step."""
-    from seamless_verl.trainer.corrected_update import CorrectedUpdates
-    from seamless_verl.trainer.weighted_loss import weighs_sessions
+    from seamless_verl.trainer.losses import CorrectedUpdates, weighs_sessions
 
     engine = SimpleNamespace(get_data_parallel_size=lambda: 1, get_data_parallel_rank=lambda: 0)
     engine.optimizer_step, engine.is_mp_src_rank_with_outputs = lambda: None, lambda: True
@@ -185,3 +183,24 @@ def test_gmpo_takes_the_mean_of_rows_by_itself() -> None:
     other = Row("v_0_0", [-1.5], [-1.4], [3], advantage=-1.0)
     by_hand = (-2 * math.exp(0.05) - 2 * math.exp(0.05) + math.exp(0.1)) / 3
     assert trained("geo_mean", [*halves, other]).loss == pytest.approx(by_hand, rel=1e-5)
+
+
+def test_a_call_within_the_forward_pass_reaches_verls_loss_as_it_is() -> None:
+    """verl's engines call the same function with the student's logits, for the teacher's most likely tokens."""
+    from verl.utils import tensordict_utils as tu
+
+    from seamless_verl.trainer.finite_updates import around_loss
+
+    seen = list[dict[str, Any]]()
+    data = tu.get_tensordict({"a": [1]}, {"mini_batch_size": 1, "epochs": 1})
+
+    def loss(**given: Any) -> str:
+        seen.append(given)
+        return "of logits"
+
+    def compute(wrapped: Any) -> None:
+        checked = around_loss(wrapped, lambda *given: pytest.fail(f"{given} has no model output"))
+        assert checked(student_logits="logits", data=data, data_format="thd") == "of logits"
+
+    in_worker(compute, loss, data)
+    assert seen == [{"student_logits": "logits", "data": data, "data_format": "thd"}]

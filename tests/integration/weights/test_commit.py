@@ -222,7 +222,9 @@ class Job:
         assert len(self.begun) == self.submitted
 
 
-async def nothing() -> None: ...
+async def nothing(*_: Any) -> bool:
+    """No other data plane, no lost replica, and nobody who would read the snapshot."""
+    return False
 
 
 @contextmanager
@@ -236,7 +238,7 @@ def job(released: bool = False, in_background: bool = False) -> Iterator[Job]:
     engines = {name: LoadingEngine(name, memory) for name in NAMES}
     for name, engine in engines.items():
         fleet.add(name, engine=engine, control=engine, capacity=4)
-    client = Client(loop, RolloutManager(fleet, FleetSnapshot(), save=nothing))
+    client = Client(loop, RolloutManager(fleet, FleetSnapshot(), save=nothing, reconnect=nothing, forward=nothing))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "ray", SimpleNamespace(get=lambda reply: reply))  # replies are results
         patch.setattr(module, "one_per_host", list)
@@ -251,6 +253,32 @@ def job(released: bool = False, in_background: bool = False) -> Iterator[Job]:
             loop.call_soon_threadsafe(loop.stop)
             thread.join(WAIT_S)
             loop.close()
+
+
+@given(st.lists(st.integers(0, 5), max_size=4), st.integers(1, 4))
+def test_no_host_loads_more_than_its_share_at_once_and_hosts_do_not_wait_for_each_other(
+    sizes: list[int], at_once: int
+) -> None:
+    from seamless_verl.weights.commit import WeightCommit
+
+    hosts = [[f"{host}-{i}" for i in range(size)] for host, size in enumerate(sizes)]
+    nothing: Any = None
+    commit = WeightCommit(
+        execute=nothing,
+        metrics=nothing,
+        pauses_s=nothing,
+        trainers=nothing,
+        sharing={},
+        others=[name for host in hosts for name in host],
+        at_once=at_once,
+        hosts={name: str(number) for number, host in enumerate(hosts) for name in host},
+    )
+    rounds = commit.rounds()
+    assert sorted(name for ids in rounds for name in ids) == sorted(name for host in hosts for name in host)
+    assert len(rounds) == -(-max(sizes, default=0) // at_once)
+    for host in hosts:
+        assert all(len(set(ids) & set(host)) <= at_once for ids in rounds)
+        assert [name for ids in rounds for name in ids if name in host] == host
 
 
 ORDERS = ("commit", "commit", "submit", "reclaim", "lend", "kill", "fail", "mend", "slow", "wait")

@@ -11,9 +11,15 @@ import pytest
 import ray
 from support.actor_death import KILLED, killed_for_memory
 
+from seamless_verl.weights.staging import StagedWeights
+
 pytestmark = pytest.mark.integration
 NODES = ["a", "a", "b", "b", "c"]  # of five workers
 NEVER = object()  # the reply of a process that is stopped
+
+
+def staged_at(host: str) -> StagedWeights:
+    return StagedWeights(5, host, "memory", 0, b"", ())
 
 
 class FakeWorker:
@@ -43,9 +49,7 @@ class FakeGroup:
 
     def stage_weights(self, versions: list[int], keeps: list[bool]) -> list[Any]:
         self.calls.append(("receive", self.places, versions, keeps))
-        return [
-            SimpleNamespace(host=NODES[place]) if keep else None for place, keep in zip(self.places, keeps, strict=True)
-        ]
+        return [staged_at(NODES[place]) if keep else None for place, keep in zip(self.places, keeps, strict=True)]
 
     def send_staged(self, version: int, staged: Any) -> list[Any]:
         self.calls.append(("send", version))
@@ -94,13 +98,13 @@ def transfer(monkeypatch: pytest.MonkeyPatch) -> Any:
 def test_hosts_without_weights_are_sent_them_all_at_once_and_one_worker_of_each_keeps_them(
     transfer: Any, having: list[str], received: list[int], keeps: list[bool]
 ) -> None:
-    staged, metrics = transfer.stage(5, [SimpleNamespace(host=host) for host in having])
+    staged, metrics = transfer.stage(5, [staged_at(host) for host in having])
     assert staged == [node for node in dict.fromkeys(NODES) if node not in having] and metrics == {"bytes": 7.0}
     assert transfer.calls == [("group", received), ("send", 5), ("receive", received, [5] * len(received), keeps)]
 
 
 def test_nothing_is_sent_where_every_host_has_them(transfer: Any) -> None:
-    assert transfer.stage(5, [SimpleNamespace(host=name) for name in "abc"]) == ([], {}) and transfer.calls == []
+    assert transfer.stage(5, [staged_at(name) for name in "abc"]) == ([], {}) and transfer.calls == []
 
 
 def test_a_replica_without_all_of_its_workers_gets_nothing_and_its_server_is_ended(transfer: Any) -> None:
@@ -120,7 +124,7 @@ def test_a_replica_without_all_of_its_workers_gets_nothing_and_its_server_is_end
 def test_a_host_whose_copy_ended_with_its_worker_is_sent_another(transfer: Any) -> None:
     """The worker of another replica keeps it from then on."""
     hosts, _ = transfer.stage(5, [])
-    staged = [SimpleNamespace(host=host) for host in hosts]
+    staged = [staged_at(host) for host in hosts]
     transfer.dead.add(2)  # it kept the copy of b
     transfer.calls.clear()
     assert transfer.stage(5, staged)[0] == ["b"]

@@ -17,10 +17,13 @@ COMMAND = ("-W", "ignore", "-c", "from support.staging_process import main; main
 SEQUENCES = [[7, 1, 9, 4, 4, 2], [3, 30, 11, 5, 8, 6, 1, 12]]
 
 
-def staged(folder: Path, model: Path, *, guarded: bool, world: int) -> list[dict[str, Any]]:
+def staged(
+    folder: Path, model: Path, *, guarded: bool, world: int, megatron_bridge: bool = False
+) -> list[dict[str, Any]]:
     case = folder / "case.json"
     case.write_text(json.dumps(dict(
-        model=str(model), out=str(folder), world=world, guarded=guarded, sequences=SEQUENCES
+        model=str(model), out=str(folder), world=world, guarded=guarded, sequences=SEQUENCES,
+        megatron_bridge=megatron_bridge,
     )))  # fmt: skip
     ranks = [
         subprocess.Popen(
@@ -34,9 +37,10 @@ def staged(folder: Path, model: Path, *, guarded: bool, world: int) -> list[dict
     return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(world)]
 
 
-def test_an_optimizer_step_waits_for_the_copy_on_every_rank(nano: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("megatron_bridge", [False, True], ids=["mbridge", "megatron_bridge"])
+def test_an_optimizer_step_waits_for_the_copy_on_every_rank(nano: Path, tmp_path: Path, megatron_bridge: bool) -> None:
     """Of two data parallel ranks, whose steps need each other; forward and backward passes did not wait."""
-    for found in staged(tmp_path, nano / "model", guarded=True, world=2):
+    for found in staged(tmp_path, nano / "model", guarded=True, world=2, megatron_bridge=megatron_bridge):
         assert found["alone"] and found["same"] == found["weights"] > 2, "the copy has weights of two versions"
         assert found["moved"] > 0 and found["held_s"] > 0
 
@@ -55,7 +59,7 @@ def engine(**changed: Any) -> Any:
     chunk = SimpleNamespace(ddp_config=SimpleNamespace(overlap_param_gather=False))
     made = SimpleNamespace(
         engine_config=config,
-        vanilla_bridge=True,
+        _qat_enabled=False,
         is_param_offload_enabled=False,
         module=[chunk],
         tf_config=SimpleNamespace(num_moe_experts=None, enable_cuda_graph=False, cuda_graph_impl="none"),
@@ -79,7 +83,7 @@ def engine(**changed: Any) -> Any:
         {"engine_config__pipeline_model_parallel_size": 2},
         {"engine_config__expert_model_parallel_size": 2},
         {"engine_config__expert_tensor_parallel_size": 2},
-        {"vanilla_bridge": False},
+        {"_qat_enabled": True},
         {"is_param_offload_enabled": True},
         {"tf_config__num_moe_experts": 8},
         {"tf_config__enable_cuda_graph": True},

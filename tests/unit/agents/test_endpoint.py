@@ -6,12 +6,11 @@ import math
 import pickle
 
 import pytest
+from support.agents import ENDPOINT
 
 from seamless_verl.agents.endpoint import Endpoint, around_proxy, environment
 from seamless_verl.agents.outcome import AgentOutcome, AgentStatus, reward_of
 from seamless_verl.errors import ConfigError
-
-ENDPOINT = Endpoint("http://127.0.0.1:8000", "sk-secret", "group/7")
 
 
 def test_public_clients_find_the_session_by_their_own_variables() -> None:

@@ -12,7 +12,7 @@ from support.doctor import HEALTHY, facts
 
 from seamless_verl.cli.main import main
 from seamless_verl.tools.doctor import gather
-from seamless_verl.tools.doctor.gather import Facts
+from seamless_verl.tools.doctor.facts import Facts
 
 WARNED = facts({"environ": {"OMP_NUM_THREADS": "8"}})
 WAY_OUT = "Give a port to be tried"

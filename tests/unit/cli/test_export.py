@@ -8,15 +8,16 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from support.cli import NOTHING_LEFT_BEHIND, close_events, fill_journal, journal_file, write_drifted_session
 from support.journal import call_started, open_journal, session_opened, write
-from support.trajectory import session, turn
+from support.trajectory import segment, session, turn
 
 from seamless_verl.cli import export as export_command
+from seamless_verl.cli.export import ARRAYS, rows, write_jsonl
 from seamless_verl.cli.main import main
-from seamless_verl.trajectory.export import rows
-from seamless_verl.trajectory.policies import TrainAll
+from seamless_verl.trajectory.policies import MaskOlderThan, TrainAll
 from seamless_verl.trajectory.sequences import assemble
 
 Capture = pytest.CaptureFixture[str]
@@ -146,3 +147,22 @@ def test_sessions_that_come_and_close_meanwhile_do_not_disturb(tmp_path: Path) -
             read = export_rows(str(journal.path), tmp_path / "rows.jsonl")
             assert len(read) == 3 + 2 * number
             write(journal, call_started(f"more{number}", "last"), *close_events(f"more{number}"))
+
+
+def test_rows_come_back_as_the_arrays_they_were(tmp_path: Path) -> None:
+    a = turn("a", [1, 1], [segment([2, 3], 4), segment([4], 5, replica="r1")])
+    record = session(a, turn("b", [1, 1, 2, 3, 4, 6], [segment([7], 5)]))
+    assembly = assemble(record, MaskOlderThan(0), 5)
+    assert write_jsonl(tmp_path / "rows.jsonl", rows(record, assembly)) == 1
+    (read,), (sequence,) = read_back("jsonl", tmp_path / "rows.jsonl"), assembly.sequences
+    for name in ARRAYS:
+        array = getattr(sequence, name)
+        assert np.array_equal(np.asarray(read[name], array.dtype), array)
+    assert read["turn_ids"] == ["a", "b"] and read["span_starts"] == [0, 2, 4] and read["closed"] == ""
+    assert all(type(i) is int for i in read["response_ids"])
+
+
+def test_a_number_that_is_not_finite_leaves_no_file(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="JSON"):
+        write_jsonl(tmp_path / "rows.jsonl", [{"ok": 1.0}, {"bad": float("inf")}])
+    assert list(tmp_path.iterdir()) == []

@@ -111,31 +111,17 @@ def test_address_and_key_are_those_of_the_file_unless_given(tmp_path: Path, monk
     monkeypatch.setenv("SEAMLESS_RUNNER_KEY", "mine")
     assert place_of(options(admin_file=str(path), connect="https://proxy")) == ("https://proxy", "mine")
     monkeypatch.delenv("SEAMLESS_RUNNER_KEY")
-    for wrong in (options(), options(connect="http://h:1")):
-        with pytest.raises(ConfigError):
+    absent = str(tmp_path / "no")
+    for wrong, said in (
+        (options(), "--connect=None: is missing"),
+        (options(connect="http://h:1"), "SEAMLESS_RUNNER_KEY=None: is not set"),
+        (options(admin_file=absent), f"--admin-file='{absent}': cannot be read"),
+    ):
+        with pytest.raises(ConfigError, match=said):
             place_of(wrong)
-
-
-def test_what_is_wrong_is_named_as_it_was_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SEAMLESS_RUNNER_KEY", "")
     with pytest.raises(ConfigError, match="SEAMLESS_RUNNER_KEY='': is empty"):
         place_of(options(connect="http://h:1"))
-    monkeypatch.delenv("SEAMLESS_RUNNER_KEY")
-    with pytest.raises(ConfigError, match="SEAMLESS_RUNNER_KEY=None: is not set"):
-        place_of(options(connect="http://h:1"))
-    with pytest.raises(ConfigError, match=f"--admin-file='{tmp_path / 'no'}': cannot be read"):
-        place_of(options(admin_file=str(tmp_path / "no")))
-
-
-def test_an_address_of_the_documents_that_was_not_filled_in_is_refused(
-    monkeypatch: pytest.MonkeyPatch, capsys: Capture
-) -> None:
-    monkeypatch.setenv("SEAMLESS_RUNNER_KEY", "mine")
-    assert main(["runner", "--connect", "http://HOST:PORT", "--command", "true"]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert (
-        "--connect='http://HOST:PORT': is no http address: Invalid port: 'PORT'. Write it as http://host:port" in line
-    )
 
 
 @pytest.mark.parametrize("key", ["secret\r", "secr\u00e9t", "secret "])
@@ -174,8 +160,21 @@ def test_a_run_that_cannot_be_reached_is_one_warning(
     assert lines[1] == "stopped; it had no tasks"
 
 
-def test_mistakes_are_one_line(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("address", "options", "said"),
+    [
+        ("http://h:1", [], "--agent=None: is missing"),
+        (
+            "http://HOST:PORT",
+            ["--command", "true"],
+            "--connect='http://HOST:PORT': is no http address: Invalid port: 'PORT'. Write it as http://host:port",
+        ),
+    ],
+)
+def test_mistakes_are_one_line(
+    capsys: Capture, monkeypatch: pytest.MonkeyPatch, address: str, options: list[str], said: str
+) -> None:
     monkeypatch.setenv("SEAMLESS_RUNNER_KEY", "mine")
-    assert main(["runner", "--connect", "http://h:1"]) == 2
+    assert main(["runner", "--connect", address, *options]) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("seamless-verl: --agent=None: is missing")
+    assert line.startswith(f"seamless-verl: {said}")

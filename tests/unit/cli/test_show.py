@@ -9,7 +9,7 @@ from datetime import datetime
 from pathlib import Path
 
 import pytest
-from support.cli import Capture, close_events, fill_journal, journal_file, output_lines, write_drifted_session
+from support.cli import Capture, close_events, fill_journal, journal_file, output_lines
 from support.journal import open_journal, session_opened, write
 
 from seamless_verl.cli.output import escape, format_age
@@ -111,18 +111,6 @@ def test_show_with_requests(tmp_path: Path, capsys: Capture) -> None:
     assert any('"content": "reply to aaa1-c2"' in line for line in lines)
     assert sum('"messages": [' in line for line in lines) == 3
     assert "turn aaa1-c2 (stop): read 7 tokens, 1 of them new, wrote 1" in lines
-
-
-def test_reading_goes_on_while_a_run_writes(tmp_path: Path, capsys: Capture) -> None:
-    with open_journal(tmp_path) as journal:
-        fill_journal(journal)
-        path = str(journal.path)
-        for number in range(20):
-            write_drifted_session(journal, f"more{number}")
-            assert len(listed_ids(output_lines(capsys, "ls", path))) == 4 + number
-            assert output_lines(capsys, "show", path, f"more{number}")[-1].startswith("account: 6 generated")
-            write(journal, *close_events(f"more{number}"))
-        journal.check_integrity()
 
 
 @pytest.mark.parametrize("reason", [*Closed, "the agent returned"])

@@ -6,8 +6,7 @@ from pathlib import Path
 
 from omegaconf import OmegaConf
 
-from seamless_verl.config.checks.agents import LOOPS
-from seamless_verl.config.environment import variables_of
+from seamless_verl.config.checks.agents import LOOPS, variables_of
 from seamless_verl.platform.adaptation import ActorClassWith
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from support.journal import open_journal, write
 
-from seamless_verl.data_plane.earlier_sessions import EarlierSessions
+from seamless_verl.data_plane.earlier_sessions import BegunAgain, EarlierSessions
 from seamless_verl.journal import (
     BEGUN,
     CallEnded,
@@ -50,11 +50,11 @@ class Starts:
     def __init__(self, journal: SqliteJournal) -> None:
         self.journal, self.ended = journal, list[str]()
 
-    def earlier(self) -> EarlierSessions:
+    def earlier(self, **more: Any) -> EarlierSessions:
         async def end(session_id: str, *_: Any) -> None:
             self.ended.append(session_id)
 
-        return EarlierSessions(self.journal, end, lambda *_: None)
+        return EarlierSessions(self.journal, end, lambda *_: None, **more)
 
     async def begin(self, version: int) -> EarlierSessions:
         write(self.journal, OutsideEvent(BEGUN, "", {}, 1.0))
@@ -100,3 +100,16 @@ async def test_a_restarted_process_remembers_no_drops_once_its_start_has_begun(t
         assert later.dropped_here == {"another"}
         await later.begin(RUN, 1)
         assert later.begun and not later.dropped_here
+
+
+async def test_a_session_whose_routes_are_gone_begins_again_where_they_are_replayed(tmp_path: Path) -> None:
+    async with starts(tmp_path) as run:
+        await run.begin(1)
+        write_session(run.journal, "s", "u", version=1)
+        write(run.journal, OutsideEvent(BEGUN, "", {}, 1.0))
+        for routes in (False, True):
+            earlier = run.earlier(routes=routes)
+            await earlier.begin(RUN, 1)
+            taken = await earlier.take("u", "0", 1)
+            assert (taken is None) == routes
+        assert earlier.begun_again[BegunAgain.NO_ROUTES] == 1 and not earlier.taken and not earlier.uids

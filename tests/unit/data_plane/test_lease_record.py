@@ -20,18 +20,13 @@ def end(kind: str, subject: str) -> OutsideEvent:
 
 
 def test_a_lease_without_an_end_is_live_with_what_it_began_with() -> None:
-    (live,) = live_leases([lease("a", "t", attempt=2)])
-    assert (live.lease_id, live.task_id, live.session_id) == ("a", "t", "session of a")
-    assert (live.runner, live.attempt, live.terms, live.outcome) == ("r1", 2, TERMS, None)
+    (live,) = live_leases([lease("a", "t", attempt=2), end("refused", "a")])
+    assert live == LiveLease("a", "t", "session of a", "r1", 2, TERMS), "a refused request ends no lease"
 
 
 @pytest.mark.parametrize("kind", ["lost", "given back", "task refused", "withdrawn"])
 def test_an_ended_lease_is_not(kind: str) -> None:
     assert live_leases([lease("a", "t"), end(kind, "a")]) == []
-
-
-def test_a_refused_request_ends_no_lease() -> None:
-    assert [live.lease_id for live in live_leases([lease("a", "t"), end("refused", "a")])] == ["a"]
 
 
 def test_a_completed_lease_has_its_outcome() -> None:
@@ -41,9 +36,6 @@ def test_a_completed_lease_has_its_outcome() -> None:
     assert live_leases(live.events()) == [live], "a later start records it again"
 
 
-def test_a_task_has_its_last_lease_alone() -> None:
+def test_a_task_has_its_last_lease_of_this_run_alone() -> None:
     assert [live.lease_id for live in live_leases([lease("a", "t"), lease("b", "t"), lease("c", "u")])] == ["b", "c"]
-
-
-def test_leases_of_an_earlier_run_are_not_of_this_one() -> None:
     assert live_leases([event(BEGUN, "", {}), lease("a", "t"), event(BEGUN, "", {})]) == []

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from support.journal import call_ended, call_started, chunk_appended, open_journal, session_opened, write
 
-from seamless_verl.data_plane.retention import DAY_S, GIB, Retention
+from seamless_verl.data_plane.finished_sessions import DAY_S, GIB, Retention
 from seamless_verl.errors import JournalError
 from seamless_verl.journal import HandedOver, HandOverBegun, SessionClosed, SqliteJournal
 

@@ -16,7 +16,7 @@ from support.runner_sessions import MemorySessions, RunnersAndLoops
 from seamless_verl.data_plane.earlier_sessions import SAMPLE
 from seamless_verl.data_plane.lease_book import DONE, LEASED, QUEUED, LeaseTerms, TaskOrder
 from seamless_verl.data_plane.runner_tasks import TaskPolls
-from seamless_verl.journal import RUN, EndedSession, Stage
+from seamless_verl.journal import RUN, SessionSummary, Stage
 from seamless_verl.runtime import process
 
 ACTION = st.one_of(
@@ -248,7 +248,7 @@ async def test_an_agent_loop_that_is_cancelled_while_too_old_a_lease_is_withdraw
     first = await world_of(1)
     later = RunnersAndLoops(MemorySessions(repeat(1), tuple(first.sessions.kept.events), **first.sessions.metadata))
     settings = {"metadata": {RUN: "run", SAMPLE: "0"}}
-    session = EndedSession("s0", "u", settings, Stage.OPEN, "", 7, 0, 0, {}, {}, None)
+    session = SessionSummary("s0", "u", settings, Stage.OPEN, tokens=7, oldest=0, newest=0)
     later.tasks.kept_open = {"s0": session}
     later.sessions.earlier.count = lambda *_: None
     await later.tasks.start(restarted=True)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from seamless_verl.gateway.api_errors import ApiError
-from seamless_verl.gateway.request_rules import RequestRules, changes_for, media_in, media_kind
+from seamless_verl.gateway.request_rules import RequestRules, adapt, media_in, media_kind
 
 IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AAAA"}}
 LEFT_OUT = "[image left out: this model is given text only]"
@@ -57,8 +57,8 @@ def test_which_parts_are_no_text(part: Any, kind: str | None) -> None:
 )  # fmt: skip
 def test_a_placeholder_stays_in_its_place(body: dict[str, Any], expected: dict[str, Any]) -> None:
     sent = deepcopy(body)
-    changes = changes_for(body, RequestRules(), 100)
-    assert len(changes.replaced_media) == 1 and changes.apply(body) == expected
+    adapted = adapt(body, RequestRules(), 100)
+    assert len(adapted.replaced_media) == 1 and adapted.body == expected
     assert body == sent, "the digest and the record of a retry are of what the agent sent"
 
 
@@ -73,9 +73,9 @@ def test_a_placeholder_stays_in_its_place(body: dict[str, Any], expected: dict[s
 )  # fmt: skip
 def test_what_has_no_media_is_left_alone(body: dict[str, Any]) -> None:
     assert media_in(body) == []
-    assert changes_for(body, RequestRules(media="refuse"), 100).apply(body) == body
+    assert adapt(body, RequestRules(media="refuse"), 100).body == body
 
 
 def test_a_setting_refuses_by_name() -> None:
     with pytest.raises(ApiError, match="image, document"):
-        changes_for({"messages": [user(IMAGE, {"type": "document"}, IMAGE)]}, RequestRules(media="refuse"), 100)
+        adapt({"messages": [user(IMAGE, {"type": "document"}, IMAGE)]}, RequestRules(media="refuse"), 100)

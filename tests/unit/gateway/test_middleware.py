@@ -5,13 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from support.journal import NullRecorder
+from support.asgi import ask, middleware_before
 
 from seamless_verl.gateway import middleware
-from seamless_verl.gateway.admin import Admin
 from seamless_verl.gateway.api_errors import ApiError, ErrorCode
 from seamless_verl.gateway.http import parse_body
-from seamless_verl.gateway.middleware import GatewaySettings, SessionMiddleware
 from seamless_verl.gateway.sessions import SessionTable
 
 
@@ -28,39 +26,22 @@ class Outside:
         self.subjects.append(subject)
 
 
-async def no_calls(session_id: str) -> None: ...
-
-
 class Served:
     """The middleware, without an application behind it."""
 
     def __init__(self, **options: Any) -> None:
         self.table, self.outside, self.refused = SessionTable(), Outside(), list[tuple[Any, ...]]()
-        admin = Admin(self.table, NullRecorder(), cancel=no_calls)
-        self.middleware = SessionMiddleware(
-            None,  # type: ignore[arg-type]
-            GatewaySettings("model", "the admin's", **options),
-            table=self.table,
-            admin=admin,
-            models=None,  # type: ignore[arg-type]
+        self.middleware = middleware_before(
+            None,
+            self.table,
+            settings=options,
             on_refusal=lambda *refusal: self.refused.append(refusal),
             serve_runner=self.outside.handle,
             on_outside_refusal=self.outside.refused,
         )
 
     async def post(self, path: str, key: str = "", body: bytes = b"{}") -> int:
-        headers = [(b"authorization", f"Bearer {key}".encode())] if key else []
-        scope = {"type": "http", "method": "POST", "path": path, "headers": headers}
-        sent: list[Any] = []
-
-        async def receive() -> dict[str, Any]:
-            return {"type": "http.request", "body": body, "more_body": False}
-
-        async def send(message: Any) -> None:
-            sent.append(message)
-
-        await self.middleware(scope, receive, send)
-        return int(sent[0]["status"])
+        return int((await ask(self.middleware, path, body, key=key))[0])
 
 
 async def test_an_agent_that_repeats_a_mistake_fills_no_table(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,18 +14,18 @@ from typing import Any
 
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as some
+from support.asgi import ADMIN_KEY as KEY
+from support.asgi import ask, middleware_before, no_calls
 from support.journal import session_opened
 
 from seamless_verl.data_plane.lease_book import LeaseTerms, TaskOrder
 from seamless_verl.data_plane.runner_requests import RunnerRequests
 from seamless_verl.data_plane.runner_tasks import RunnerTasks
 from seamless_verl.gateway.admin import Admin
-from seamless_verl.gateway.middleware import GatewaySettings, SessionMiddleware
 from seamless_verl.gateway.recorder import JournalRecorder
 from seamless_verl.gateway.sessions import SessionTable
 from seamless_verl.journal import JournalReader, SqliteJournal
 
-KEY = "the admin's"
 EXAMPLES = 150
 ANY_CHARACTER = some.characters(exclude_categories=())  # halves of surrogate pairs too
 TEXT = some.text(ANY_CHARACTER, max_size=6) | some.sampled_from(["\ud800", "a\udfff", "\x00", ""])
@@ -97,25 +97,20 @@ class Served:
         self.journal, self.failures = journal, list[BaseException]()
         self.table = SessionTable()
         recorder = JournalRecorder(journal)
-        admin = Admin(self.table, recorder, cancel=self.cancel)
+        admin = Admin(self.table, recorder, cancel=no_calls)
         self.recorder, self.admin, self.closed = recorder, admin, dict[str, asyncio.Event]()
         self.gateway = SimpleNamespace(table=self.table)
         self.calls = SimpleNamespace(paused_time=SimpleNamespace(seconds=lambda name: 0.0))
         self.tasks = RunnerTasks(self, on_failure=self.failures.append)  # type: ignore[arg-type]
         runners = RunnerRequests(self.tasks)
-        self.middleware = SessionMiddleware(
-            None,  # type: ignore[arg-type]
-            GatewaySettings("model", KEY),
-            table=self.table,
+        self.middleware = middleware_before(
+            None,
+            self.table,
             admin=admin,
-            models=None,  # type: ignore[arg-type]
             on_refusal=recorder.note_refusal,
             serve_runner=runners.handle,
             on_outside_refusal=runners.refused,
         )
-
-    async def cancel(self, session_id: str) -> None:
-        """No call runs."""
 
     async def open(self, body: dict[str, Any]) -> dict[str, Any]:
         return await self.admin.open(body, awaited=True)
@@ -124,21 +119,8 @@ class Served:
         await self.admin.close(session_id, "dropped")
 
     async def send(self, method: str, path: str, body: bytes, key: str = KEY) -> tuple[int, Any]:
-        headers = [(b"authorization", f"Bearer {key}".encode())]
-        sent: list[Any] = []
-        first = asyncio.Event()
-
-        async def receive() -> dict[str, Any]:
-            if first.is_set():  # the client stays until it has its reply
-                await asyncio.Event().wait()
-            first.set()
-            return {"type": "http.request", "body": body, "more_body": False}
-
-        async def send(message: Any) -> None:
-            sent.append(message)
-
-        await self.middleware({"type": "http", "method": method, "path": path, "headers": headers}, receive, send)
-        return sent[0]["status"], json.loads(sent[1]["body"], parse_constant=no_json)
+        status, reply = await ask(self.middleware, path, body, method=method, key=key)
+        return status, json.loads(reply, parse_constant=no_json)
 
 
 def as_json(body: Any, infinity: str) -> bytes:

@@ -14,8 +14,8 @@ from seamless_verl.gateway.recorder import FLUSH_S, JournalBuffer, JournalRecord
 from seamless_verl.gateway.session import SessionLimits
 from seamless_verl.gateway.sessions import SessionTable
 from seamless_verl.journal import CallEnded, CallStarted, ChunkAppended, Event
-from seamless_verl.journal.index import JournalIndex
 from seamless_verl.journal.stored import rebuild_record
+from seamless_verl.tools.view.index import JournalIndex
 from seamless_verl.tools.view.sessions import is_failed
 from seamless_verl.trajectory.records import Finish, TokenChunk, logprobs, tokens
 from seamless_verl.trajectory.session import Closed

@@ -21,7 +21,7 @@ from seamless_verl.gateway.api_errors import ApiError
 from seamless_verl.gateway.calls import SessionCall
 from seamless_verl.gateway.recorder import JournalRecorder
 from seamless_verl.gateway.recovery import repeatable_attempts, restore_sessions
-from seamless_verl.gateway.retries import MAX_ATTEMPTS, Attempt, Attempts
+from seamless_verl.gateway.retries import MAX_ATTEMPTS, Attempts
 from seamless_verl.gateway.session import SamplingParameters, Session, SessionLimits, SessionSampling
 from seamless_verl.gateway.sessions import SessionTable
 from seamless_verl.journal import RequestRefused, SqliteJournal, Stage, StoredCall
@@ -70,10 +70,10 @@ async def run_calls(recorder: JournalRecorder, session: Session, calls: list[Any
                 recorder.buffer_chunk(call, chunk)
             else:
                 await recorder.record_chunk(call, chunk)
-            session.add_tokens(len(ids))
+            session.tokens += len(ids)
         if finish is not None:
             await recorder.record_chunk(call, make_chunk([7], 3, finish))
-            session.add_tokens(1)
+            session.tokens += 1
             await recorder.end_call(call, finish, {"message": REPLY})
 
 
@@ -198,15 +198,10 @@ async def test_a_call_gets_the_error_when_its_tokens_cannot_be_journalled(tmp_pa
 
 async def test_a_retry_finds_an_interrupted_call_before_one_that_ended() -> None:
     calls = [stored_call(number, finish) for number, finish in ((1, Finish.STOP), (2, None), (3, Finish.STOP))]
-    found: list[Attempt | None] = []
-
-    async def case() -> None:
-        attempts = Attempts()
-        for attempt in repeatable_attempts(calls):
-            attempts.add(attempt)
-        found.extend(attempts.find("d", key=None, retry=True) for _ in range(4))
-
-    await case()
+    attempts = Attempts()
+    for attempt in repeatable_attempts(calls):
+        attempts.add(attempt)
+    found = [attempts.find("d", key=None, retry=True) for _ in range(4)]
     assert [one and one.number for one in found] == [2, 1, 3, None]
 
 

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import AsyncGenerator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.routes import marks, rows_of
 
-from seamless_verl.gateway.calls import ASKED, GATEWAY_KEY, SessionCall
-from seamless_verl.gateway.repeated_calls import (
+from seamless_verl.gateway.calls import (
+    ASKED,
+    GATEWAY_KEY,
     RecordedCall,
     RecordedSource,
     RepeatableCalls,
+    SessionCall,
     asked_digest,
 )
 from seamless_verl.journal import Stage, StoredCall, StoredSession
@@ -180,3 +184,21 @@ async def test_a_call_without_an_end_is_continued() -> None:
         [5, 6, 7],
     )
     assert await streamed(stored(*TWO), newest=3) == ([first, new], [5, 6])
+
+
+async def test_a_call_comes_with_its_routes_also_where_the_new_session_knows_less() -> None:
+    """Of the lost session's two turns the second one's prompt has its routes from where the first one ended."""
+
+    def made(name: str, prompt: list[int], *ids: int, known: int) -> StoredCall:
+        routed = Segment(tokens(ids), logprobs([0.0] * len(ids)), 3, "r", routes=rows_of(*ids))
+        own = {GATEWAY_KEY: {ASKED: name}}
+        return StoredCall(name, "", tokens(prompt), (routed,), Finish.STOP, own, {}, rows_of(*prompt[known:]))
+
+    calls = repeatable(session(made("one", [1, 2], 5, 6, known=1), made("two", [1, 2, 5, 6, 3, 4], 7, known=4)))
+    asked = replace(asks("two"), prompt_ids=tokens([1, 2, 5, 6, 3, 4]), routes_from=2)
+    recorded = calls.take(asked)
+    assert recorded is not None
+    (chunk,) = [chunk async for chunk in RecordedSource(recorded, Source()).stream(asked)]
+    assert marks(chunk.routes) == [7] and marks(chunk.prompt_routes) == [5, 6, 3, 4]
+    lacking = repeatable(session(stored(*TWO)))
+    assert lacking.take(replace(asks("q"), routes_from=1)) is None, "it has none on record"

@@ -10,10 +10,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from support.journal import NullRecorder
+from support.asgi import ask, middleware_before
 
-from seamless_verl.gateway.admin import Admin
-from seamless_verl.gateway.middleware import GatewaySettings, SessionMiddleware
 from seamless_verl.gateway.request_context import RequestContext, current_request
 from seamless_verl.gateway.retries import CallOutput
 from seamless_verl.gateway.session import SessionLimits
@@ -23,23 +21,13 @@ from seamless_verl.trajectory.records import Finish, empty_chunk
 BODY = json.dumps({"messages": [{"role": "user", "content": "hi"}]}).encode()
 
 
-async def no_calls(session_id: str) -> None: ...
-
-
 class Serving:
     """The middleware before an application whose calls end as the test says, with the status that it says."""
 
     def __init__(self, limits: SessionLimits | None = None) -> None:
         self.table, self.calls = SessionTable(), list[tuple[RequestContext, asyncio.Future[int]]]()
         self.session, self.key = self.table.open("u", limits=limits)
-        self.middleware = SessionMiddleware(
-            self.serve,
-            GatewaySettings("model", "the admin's"),
-            table=self.table,
-            admin=Admin(self.table, NullRecorder(), cancel=no_calls),
-            models=SimpleNamespace(context_length=100),  # type: ignore[arg-type]
-            on_refusal=lambda *refusal: None,
-        )
+        self.middleware = middleware_before(self.serve, self.table, models=SimpleNamespace(context_length=100))
 
     async def serve(self, scope: Any, receive: Any, send: Any) -> None:
         context, status = current_request(), asyncio.get_running_loop().create_future()
@@ -57,24 +45,13 @@ class Serving:
         await send({"type": "http.response.start", "status": code})
         await send({"type": "http.response.body", "body": b"{}"})
 
-    async def post(self, retry: int = 0, **more: str) -> int:
-        headers = {"authorization": f"Bearer {self.key}", "x-stainless-retry-count": str(retry), **more}
-        pairs = [(name.encode(), value.encode()) for name, value in headers.items()]
-        scope = {"type": "http", "method": "POST", "path": "/v1/chat/completions", "headers": pairs}
-        sent: list[Any] = []
+    async def post(self, retry: int = 0) -> int:
+        status, _ = await ask(self.middleware, "/v1/chat/completions", BODY, key=self.key, retry=retry)
+        return int(status)
 
-        async def receive() -> dict[str, Any]:
-            return {"type": "http.request", "body": BODY, "more_body": False}
-
-        async def send(message: Any) -> None:
-            sent.append(message)
-
-        await self.middleware(scope, receive, send)
-        return int(sent[0]["status"])
-
-    async def begin(self, *args: Any, **more: Any) -> asyncio.Task[int]:
+    async def begin(self, retry: int = 0) -> asyncio.Task[int]:
         """A request whose call runs, or that was refused."""
-        task = asyncio.create_task(self.post(*args, **more))
+        task = asyncio.create_task(self.post(retry))
         for _ in range(20):
             await asyncio.sleep(0)
         return task

@@ -90,82 +90,57 @@ def begin(attempts: Attempts, digest: str = "d", key: str | None = None, ended: 
     return attempt
 
 
-def in_a_loop(case: Any) -> None:
-    async def run() -> None:
-        case()
-
-    asyncio.run(run())
-
-
-def test_only_a_marked_repetition_is_one() -> None:
-    def case() -> None:
-        attempts = Attempts()
-        first = begin(attempts)
-        assert attempts.find("d", key=None, retry=False) is None
-        assert attempts.find("other", key=None, retry=True) is None
-        assert attempts.find("d", key=None, retry=True) is first
-        assert attempts.find("d", key=None, retry=True) is None  # another retry is another request's
-
-    in_a_loop(case)
+async def test_only_a_marked_repetition_is_one() -> None:
+    attempts = Attempts()
+    first = begin(attempts)
+    assert attempts.find("d", key=None, retry=False) is None
+    assert attempts.find("other", key=None, retry=True) is None
+    assert attempts.find("d", key=None, retry=True) is first
+    assert attempts.find("d", key=None, retry=True) is None  # another retry is another request's
 
 
-def test_two_equal_requests_have_a_retry_each() -> None:
-    def case() -> None:
-        attempts = Attempts()
-        pair = [begin(attempts), begin(attempts)]
-        assert [attempts.find("d", key=None, retry=True) for _ in pair] == pair
-
-    in_a_loop(case)
+async def test_two_equal_requests_have_a_retry_each() -> None:
+    attempts = Attempts()
+    pair = [begin(attempts), begin(attempts)]
+    assert [attempts.find("d", key=None, retry=True) for _ in pair] == pair
 
 
-def test_an_attempt_that_was_sent_in_full_or_failed_is_not_repeated() -> None:
-    def case() -> None:
-        attempts = Attempts()
-        attempts.mark_sent(begin(attempts))
-        begin(attempts, ended=False).outputs[0].fail()
-        assert attempts.find("d", key=None, retry=True) is None
-
-    in_a_loop(case)
+async def test_an_attempt_that_was_sent_in_full_or_failed_is_not_repeated() -> None:
+    attempts = Attempts()
+    attempts.mark_sent(begin(attempts))
+    begin(attempts, ended=False).outputs[0].fail()
+    assert attempts.find("d", key=None, retry=True) is None
 
 
-def test_the_retry_of_a_request_that_was_refused_gets_no_other_requests_reply() -> None:
-    def case() -> None:
-        attempts = Attempts()
-        running = [begin(attempts, ended=False) for _ in range(4)]
-        for _ in range(3):
-            attempts.note_failed("d")
-        attempts.note_failed("other")
-        found = [attempts.find("d", key=None, retry=retry) for retry in (True, False, True, False, True)]
-        assert found == [None] * 5
-        assert attempts.find("d", key=None, retry=True) is running[0], "all that were refused have come again"
-
-    in_a_loop(case)
+async def test_the_retry_of_a_request_that_was_refused_gets_no_other_requests_reply() -> None:
+    attempts = Attempts()
+    running = [begin(attempts, ended=False) for _ in range(4)]
+    for _ in range(3):
+        attempts.note_failed("d")
+    attempts.note_failed("other")
+    found = [attempts.find("d", key=None, retry=retry) for retry in (True, False, True, False, True)]
+    assert found == [None] * 5
+    assert attempts.find("d", key=None, retry=True) is running[0], "all that were refused have come again"
 
 
-def test_a_retry_that_comes_before_its_failed_request_has_ended_is_counted_once() -> None:
-    def case() -> None:
-        attempts = Attempts()
-        failing, running = begin(attempts, ended=False), begin(attempts, ended=False)
-        failing.outputs[0].fail()
-        assert attempts.find("d", key=None, retry=True) is None
-        assert not attempts.remove(failing), "so that nobody counts it again"
-        assert attempts.find("d", key=None, retry=True) is running
-
-    in_a_loop(case)
+async def test_a_retry_that_comes_before_its_failed_request_has_ended_is_counted_once() -> None:
+    attempts = Attempts()
+    failing, running = begin(attempts, ended=False), begin(attempts, ended=False)
+    failing.outputs[0].fail()
+    assert attempts.find("d", key=None, retry=True) is None
+    assert not attempts.remove(failing), "so that nobody counts it again"
+    assert attempts.find("d", key=None, retry=True) is running
 
 
-def test_the_retry_of_a_failed_request_that_others_pushed_out_is_a_new_one() -> None:
-    def case() -> None:
-        attempts = Attempts()
-        failing = begin(attempts, ended=False)
-        running = [begin(attempts, ended=False) for _ in range(MAX_ATTEMPTS - 1)]
-        failing.outputs[0].fail()
-        running.append(begin(attempts, ended=False))
-        assert not attempts.remove(failing), "it was pushed out"
-        assert attempts.find("d", key=None, retry=True) is None
-        assert attempts.find("d", key=None, retry=True) is running[0]
-
-    in_a_loop(case)
+async def test_the_retry_of_a_failed_request_that_others_pushed_out_is_a_new_one() -> None:
+    attempts = Attempts()
+    failing = begin(attempts, ended=False)
+    running = [begin(attempts, ended=False) for _ in range(MAX_ATTEMPTS - 1)]
+    failing.outputs[0].fail()
+    running.append(begin(attempts, ended=False))
+    assert not attempts.remove(failing), "it was pushed out"
+    assert attempts.find("d", key=None, retry=True) is None
+    assert attempts.find("d", key=None, retry=True) is running[0]
 
 
 def test_what_is_kept_of_failed_requests_is_bounded() -> None:
@@ -180,29 +155,23 @@ def test_the_sdks_repeat_what_may_go_well_the_next_time() -> None:
     assert [is_retried(status) for status in statuses] == [True] * 6 + [False] * 7
 
 
-def test_an_idempotency_key_belongs_to_one_request() -> None:
-    def case() -> None:
-        attempts = Attempts()
-        first = begin(attempts, key="k")
-        attempts.mark_sent(first)
-        assert attempts.find("d", key="k", retry=False) is first
-        with pytest.raises(ApiError) as caught:
-            attempts.find("other", key="k", retry=False)
-        assert caught.value.code is ErrorCode.REUSED_KEY
-
-    in_a_loop(case)
+async def test_an_idempotency_key_belongs_to_one_request() -> None:
+    attempts = Attempts()
+    first = begin(attempts, key="k")
+    attempts.mark_sent(first)
+    assert attempts.find("d", key="k", retry=False) is first
+    with pytest.raises(ApiError) as caught:
+        attempts.find("other", key="k", retry=False)
+    assert caught.value.code is ErrorCode.REUSED_KEY
 
 
-def test_running_attempts_are_never_forgotten_and_the_others_are_bounded() -> None:
-    def case() -> None:
-        attempts = Attempts()
-        running = begin(attempts, "running", ended=False)
-        for number in range(3 * MAX_ATTEMPTS):
-            begin(attempts, str(number))
-        assert len(attempts) <= MAX_ATTEMPTS
-        assert attempts.find("running", key=None, retry=True) is running
-
-    in_a_loop(case)
+async def test_running_attempts_are_never_forgotten_and_the_others_are_bounded() -> None:
+    attempts = Attempts()
+    running = begin(attempts, "running", ended=False)
+    for number in range(3 * MAX_ATTEMPTS):
+        begin(attempts, str(number))
+    assert len(attempts) <= MAX_ATTEMPTS
+    assert attempts.find("running", key=None, retry=True) is running
 
 
 def test_a_digest_is_of_the_content_not_of_its_writing() -> None:

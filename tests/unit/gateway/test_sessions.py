@@ -192,7 +192,7 @@ def test_a_lost_place_is_noticed() -> None:
 @given(st.integers(1, 50), st.integers(0, 60), st.one_of(st.none(), st.integers(1, 20)))
 def test_a_call_gets_what_is_left_within_the_cap(quota: int, used: int, cap: int | None) -> None:
     session = Session("s", "u", b"", limits=SessionLimits(max_tokens=quota), sampling=SessionSampling(max_tokens=cap))
-    session.add_tokens(used)
+    session.tokens += used
     budget = session.call_budget()
     assert budget == min(max(quota - used, 0), cap if cap is not None else quota)
     assert Session("s", "u", b"").call_budget() is None

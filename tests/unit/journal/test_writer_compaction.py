@@ -11,12 +11,14 @@ from pathlib import Path
 
 import pytest
 from support.journal import call_ended, call_started, chunk_appended, generated_ids, open_journal, session_opened, write
+from support.routes import marks, rows_of
 
 from seamless_verl.journal import (
     BEGUN,
     LEASED,
     RUN,
     UNDONE,
+    ChunkAppended,
     HandedOver,
     HandOverBegun,
     OutsideEvent,
@@ -26,6 +28,7 @@ from seamless_verl.journal import (
 )
 from seamless_verl.journal.schema import INDEXES, PAGE_BYTES, TABLES
 from seamless_verl.journal.writer import DELETED_AT_ONCE, compact_step
+from seamless_verl.trajectory.records import TokenChunk, logprobs, tokens
 
 EMPTY_PAGES = len(TABLES) + len(INDEXES) + 4  # one for each, and for SQLite's own
 
@@ -99,13 +102,49 @@ async def test_agents_go_on_while_the_journal_is_compacted(tmp_path: Path) -> No
         assert generated_ids(journal, "live") == [[*range(len(appends.sessions_left))]]
 
 
-async def test_the_starts_of_runs_are_kept(tmp_path: Path) -> None:
-    """A data plane that is restarted after weeks reads from them which run it is of."""
+def with_routes(journal: SqliteJournal, name: str, *, handed: float | None) -> None:
+    """A session whose one call has many tokens with their routes."""
+    ids = [*range(200)] * 25
+    chunk = TokenChunk(tokens(ids), logprobs([0.0] * len(ids)), 0, routes=rows_of(*ids), prompt_routes=rows_of(2, 3))
+    write(journal, session_opened(name), call_started(name, name), ChunkAppended(name, chunk), call_ended(name))
+    if handed is not None:
+        write(journal, SessionClosed(name, "done"), HandOverBegun(name), HandedOver(name, handed))
+
+
+def routed(journal: SqliteJournal) -> list[str]:
+    """The sessions whose call has its routes, all of them."""
+    found = []
+    for summary in journal.sessions():
+        stored = journal.read(summary.session_id)
+        assert stored is not None
+        (call,) = stored.calls
+        (segment,) = call.segments
+        assert (segment.routes is None) == (call.prompt_routes is None)
+        if segment.routes is not None:
+            assert marks(segment.routes) == list(segment.ids) and marks(call.prompt_routes) == [2, 3]
+            found.append(stored.session_id)
+    return found
+
+
+async def test_routes_go_first_where_the_file_is_too_large_and_no_session_that_may_need_them_loses_them(
+    tmp_path: Path,
+) -> None:
     with open_journal(tmp_path) as journal:
-        for kind in (BEGUN, RUN, "refused"):
-            await journal.append(OutsideEvent(kind, "it", {}, 1.0))
-        await journal.compact(2.0)
-        assert [event.kind for event in journal.outside_events()] == [BEGUN, RUN]
+        for number, name in enumerate(("old", "needed", "new")):
+            with_routes(journal, name, handed=float(number))
+        with_routes(journal, "open", handed=None)
+        whole = await journal.compact(0.0)
+        assert routed(journal) == ["old", "needed", "new", "open"]
+        done = await journal.compact(0.0, whole.used_bytes - 10_000, keep={"needed"})
+        assert routed(journal) == ["needed", "new", "open"] and done.sessions == 0
+        done = await journal.compact(0.0, whole.used_bytes - 40_000, keep={"needed"})
+        assert routed(journal) == ["needed", "open"] and done.sessions == 0
+        assert len(journal.sessions()) == 4, "their tokens are still there"
+        done = await journal.compact(2.0, keep={"needed"})
+        assert done.sessions == 1
+        journal.check_integrity()
+    with open_journal(tmp_path) as journal:
+        assert routed(journal) == ["needed", "open"], "as before the restart"
 
 
 def lease(journal: SqliteJournal, name: str, *, session: str, at: float) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from seamless_verl.resources.tail_batching import Draw, DrawView, TailBatching, extra_prompts
+from seamless_verl.resources.tail_batching import Draw, TailBatching, extra_prompts
 
 
 @dataclass
@@ -35,7 +35,7 @@ class Run:
 
     def draw(self, needed: int, *, begins: bool) -> list[str]:
         later = (self.steps - self.step) * self.batch
-        draw = self.policy.decide(DrawView(needed, needed + later, self.epoch, begins))
+        draw = self.policy.decide(needed, needed + later, self.epoch, begins)
         self.begun.append(draw)
         first = self.policy.drawn
         self.policy.drew(draw.fresh)
@@ -159,17 +159,17 @@ def test_dropping_instead_would_train_long_prompts_less_often() -> None:
 def test_without_extra_prompts_deferred_ones_of_an_earlier_run_begin_first() -> None:
     policy = TailBatching()
     policy.load_state_dict({"deferred": ["a", "b", "c"], "drawn": 11, "begun_again": 0, "tail_steps": 0})
-    assert policy.decide(DrawView(2, 20, 16)) == Draw(0, ("a", "b"))
-    assert policy.decide(DrawView(2, 18, 16)) == Draw(1, ("c",))
-    assert policy.decide(DrawView(2, 16, 16)) == Draw(2)
+    assert policy.decide(2, 20, 16) == Draw(0, ("a", "b"))
+    assert policy.decide(2, 18, 16) == Draw(1, ("c",))
+    assert policy.decide(2, 16, 16) == Draw(2)
 
 
 def test_a_group_that_failed_in_a_short_step_is_replaced_by_a_fresh_prompt() -> None:
     policy = TailBatching(1)
     policy.drew(5)
     policy.defer(["long"])
-    assert policy.decide(DrawView(1, 9, 16, begins=False)) == Draw(1), "a deferred one would be its tail"
-    assert policy.decide(DrawView(1, 1, 16, begins=False)) == Draw(0, ("long",)), "the run ends with this step"
+    assert policy.decide(1, 9, 16, begins=False) == Draw(1), "a deferred one would be its tail"
+    assert policy.decide(1, 1, 16, begins=False) == Draw(0, ("long",)), "the run ends with this step"
 
 
 def test_an_epoch_s_last_prompts_are_trained_before_the_next_epoch_s() -> None:
@@ -177,9 +177,9 @@ def test_an_epoch_s_last_prompts_are_trained_before_the_next_epoch_s() -> None:
     policy = TailBatching(1)
     policy.drew(16)
     policy.defer(["last"])
-    assert policy.decide(DrawView(2, 20, 16)) == Draw(1, ("last",))
+    assert policy.decide(2, 20, 16) == Draw(1, ("last",))
     policy.drew(1)
-    assert policy.decide(DrawView(2, 18, 16)) == Draw(3)
+    assert policy.decide(2, 18, 16) == Draw(3)
 
 
 def test_a_resumed_run_begins_what_has_data_and_no_state() -> None:

@@ -517,14 +517,6 @@ async def test_a_replica_whose_device_training_has_takes_no_calls_when_it_has_lo
     fleet.check_integrity()
 
 
-async def test_a_repeated_order_has_the_same_result() -> None:
-    world = World()
-    for order, released in [(1, SHARED), (1, SHARED), (2, [])]:
-        assert list(await world.call("first", "release_memory", SHARED, order)) == released
-        world.trouble("kill first", "")
-    assert await world.call("first", "release_memory", SHARED, 2) == {}
-
-
 async def test_an_order_that_is_repeated_while_it_is_executed_has_the_same_result() -> None:
     world = World()
     await world.call("first", "update_weights", NAMES, 0, set(NAMES))

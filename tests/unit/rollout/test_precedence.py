@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import heapq
 from array import array
-from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
 from support.rollout import settle
 
-from seamless_verl.errors import ReplicaLostError
 from seamless_verl.rollout.precedence import (
     DOUBLINGS,
     LEVELS,
@@ -22,7 +21,7 @@ from seamless_verl.rollout.precedence import (
     Remembered,
 )
 from seamless_verl.rollout.replica import Slot
-from seamless_verl.rollout.slots import WaitQueue
+from seamless_verl.rollout.slots import Slots
 
 PLACES = st.builds(
     Precedence,
@@ -137,39 +136,40 @@ def test_what_was_used_longest_ago_is_forgotten() -> None:
     assert ages.first("a", 9) == 1 and ages.get("b", 7) == 7
 
 
-class OneSlot:
-    """A queue in front of one slot; `served` are the calls in the order in which they got it."""
+class OneSlot(Slots):
+    """One slot, which is free within `serve`; `served` are the calls in the order in which they got it."""
 
-    def __init__(self, overtaking: int) -> None:
-        self.queue = WaitQueue(overtaking)
-        self.served: list[int] = []
-        self.tasks: list[asyncio.Task[Slot]] = []
+    def __init__(self, overtaking: int, preferring: set[int]) -> None:
+        super().__init__({}, overtaking)
+        self.free, self.served, self.tasks = False, list[int](), list[asyncio.Task[Slot]]()
+        its_own = lambda view: lambda key: "it" if int(key) in preferring else None  # noqa: E731
+        self._policy: Any = SimpleNamespace(preferred=its_own)
 
     async def enter(self, place: Precedence) -> None:
         number = len(self.tasks)
-        self.tasks.append(asyncio.create_task(self.queue.wait(str(number), place, f"prompt {number % 3}")))
+        self.tasks.append(asyncio.create_task(self.acquire(str(number), place, f"prompt {number % 3}")))
         await settle(2)
 
-    async def serve(self, preferred: Callable[[str], bool]) -> None:
-        free = [True]
-
-        def grant(key: str) -> Slot | None:
-            if not free[0]:
-                return None
-            free[0] = False
-            self.served.append(int(key))
-            return NO_SLOT
-
-        self.queue.grant_slots(grant, preferred, lambda: free[0])
+    async def serve(self) -> None:
+        self.free = True
+        self.grant_waiting()
+        self.free = False
         await settle(2)
 
+    def _has_slot(self) -> bool:
+        return self.free
 
-class NoSlot:
-    def release(self) -> None:
-        raise ReplicaLostError("none", "a call that was served does not leave")
+    def _fits(self, replica_id: str | None) -> bool:
+        return self.free and replica_id is not None
+
+    def _grant(self, key: str) -> Any:
+        if not self.free:
+            return None
+        self.free = False
+        self.served.append(int(key))
+        return object()  # a call that was served does not leave
 
 
-NO_SLOT: Slot = NoSlot()  # type: ignore[assignment]
 ARRIVALS = st.lists(
     st.tuples(st.booleans(), st.booleans(), st.integers(-DOUBLINGS, DOUBLINGS), st.sampled_from(["stay", "commit"])),
     min_size=1,
@@ -183,47 +183,23 @@ def test_no_call_waits_for_ever(arrivals: list[tuple[bool, bool, int, str]], pre
     overtaking = 4
 
     async def scenario() -> None:
-        queue, version, places = OneSlot(overtaking), 0, list[Precedence]()
+        queue, version, places = OneSlot(overtaking, preferring), 0, list[Precedence]()
         for ticket, (begins, serves, shortness, step) in enumerate(arrivals):
             version += step == "commit"
             place = Precedence(version, begins, shortness if begins else 0, ticket)
             places.append(place)
             await queue.enter(place)
-            queue.queue.foresee(f"prompt {ticket % 3}", shortness)
+            queue.foresee(f"prompt {ticket % 3}", shortness)
             if serves:
-                await queue.serve(lambda key: int(key) in preferring)
+                await queue.serve()
         while len(queue.served) < len(places):
-            await queue.serve(lambda key: int(key) in preferring)
+            await queue.serve()
         for position, number in enumerate(queue.served):
             before = queue.served[:position]
             younger = [
                 one for one in before if one > number + overtaking and places[one].version >= places[number].version
             ]
             assert not younger, "it was overdue when they came"
-        assert len(queue.queue) == 0
+        assert queue.waiting == 0
 
     asyncio.run(scenario())
-
-
-@given(
-    st.lists(st.tuples(st.integers(1, 6), st.integers(-DOUBLINGS // 2, DOUBLINGS // 2)), min_size=1, max_size=30),
-    st.integers(0, 5),
-)
-def test_an_engine_that_orders_by_priority_serves_every_call_of_a_version_before_those_of_the_next(
-    waves: list[tuple[int, int]], served_each: int
-) -> None:
-    """Each wave is of the next version, as under a staleness bound: what is younger never delays what is older."""
-    heap: list[tuple[int, int, int]] = []
-    served: list[int] = []
-    arrived = 0
-    for version, (calls, shortness) in enumerate(waves):
-        for _ in range(calls):
-            arrived += 1
-            place = Precedence(version, arrived % 3 > 0, shortness * (arrived % 3), arrived)
-            heapq.heappush(heap, (place.priority, arrived, version))
-        for _ in range(min(served_each, len(heap))):
-            served.append(heapq.heappop(heap)[2])
-            assert all(other >= served[-1] for _, _, other in heap), "an older call waits"
-    while heap:
-        served.append(heapq.heappop(heap)[2])
-    assert len(served) == arrived

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from itertools import chain
+from types import SimpleNamespace
 from typing import Any
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from seamless_verl.rollout.precedence import Precedence
-from seamless_verl.rollout.slots import WaitQueue
+from seamless_verl.rollout.slots import Slots
 
 OVERTAKING = 3
 ROOMS = st.dictionaries(st.sampled_from("abc"), st.integers(0, 2))  # slots by replica
@@ -25,8 +24,31 @@ STEPS = st.lists(
 )
 
 
-class Slot:
-    def release(self) -> None: ...
+class Queue(Slots):
+    """Slots of replicas that have room only within `grant`, as much as that says; `taken` are the keys that got one."""
+
+    def __init__(self) -> None:
+        super().__init__({}, OVERTAKING)
+        self.rooms, self.taken = dict[str, int](), list[str]()
+        self._policy: Any = SimpleNamespace(preferred=lambda view: lambda key: key[0])
+
+    def grant(self, rooms: dict[str, int]) -> list[str]:
+        self.rooms, self.taken = rooms, []
+        self.grant_waiting()
+        self.rooms = {}
+        return self.taken
+
+    def _has_slot(self) -> bool:
+        return any(self.rooms.values())
+
+    def _fits(self, replica_id: str | None) -> bool:
+        return self.rooms.get(replica_id or "", 0) > 0
+
+    def _grant(self, key: str) -> Any:
+        if not take(self.rooms, key):
+            return None
+        self.taken.append(key)
+        return SimpleNamespace(release=lambda: None)
 
 
 class PlainQueue:
@@ -69,12 +91,12 @@ def take(rooms: dict[str, int], key: str) -> bool:
 
 
 async def compare(steps: list[Any]) -> None:
-    queue, plain, tasks = WaitQueue(OVERTAKING), PlainQueue(), dict[str, asyncio.Task[Any]]()
+    queue, plain, tasks = Queue(), PlainQueue(), dict[str, asyncio.Task[Any]]()
     for number, (kind, *given_values) in enumerate(steps):
         if kind == "call":
             replica, version, prompt = given_values
             key, place = f"{replica}{number}", Precedence(version, bool(prompt), 0, number)
-            tasks[key] = asyncio.create_task(queue.wait(key, place, prompt))
+            tasks[key] = asyncio.create_task(queue.acquire(key, place, prompt))
             plain.add(key, place, prompt)
         elif kind == "foresee":
             queue.foresee(*given_values)
@@ -83,28 +105,15 @@ async def compare(steps: list[Any]) -> None:
             *_, key, _ = plain.waiting.pop(given_values[0] % len(plain.waiting))
             tasks.pop(key).cancel()
         elif kind == "grant":
-            assert granted(queue, dict(given_values[0])) == plain.grant(dict(given_values[0]))
+            assert queue.grant(dict(given_values[0])) == plain.grant(dict(given_values[0]))
         await asyncio.sleep(0)
         await asyncio.sleep(0)
-        assert queue.keys == [waiter[2] for waiter in plain.waiting] and len(queue) == len(plain.waiting)
+        keys = [waiter.key for waiter in queue._waiters if not waiter.granted.done()]
+        assert keys == [waiter[2] for waiter in plain.waiting] and queue.waiting == len(plain.waiting)
     for task in tasks.values():
         task.cancel()
     await asyncio.gather(*tasks.values(), return_exceptions=True)
-    assert len(queue) == 0 and not queue._overdue and not queue._beginning
-
-
-def granted(queue: WaitQueue, rooms: dict[str, int]) -> list[str]:
-    taken = list[str]()
-
-    def grant(key: str) -> Any:
-        if not take(rooms, key):
-            return None
-        taken.append(key)
-        return Slot()
-
-    if any(rooms.values()):
-        queue.grant_slots(grant, lambda key: rooms.get(key[0], 0) > 0, lambda: any(rooms.values()))
-    return taken
+    assert queue.waiting == 0 and not queue._overdue and not queue._beginning
 
 
 @settings(deadline=None, max_examples=300)
@@ -112,22 +121,3 @@ def granted(queue: WaitQueue, rooms: dict[str, int]) -> list[str]:
 def test_the_same_calls_get_the_same_slots(steps: list[Any]) -> None:
     steps = [step for step in steps if step[0] != "grant" or any(step[1].values())]
     asyncio.run(compare(steps))
-
-
-async def test_a_grant_that_raises_leaves_no_granted_call_behind() -> None:
-    queue, grants = WaitQueue(OVERTAKING), iter([Slot(), None])
-
-    def grant(key: str) -> Any:
-        if (slot := next(grants)) is None:
-            raise AssertionError(key)
-        return slot
-
-    calls = [asyncio.create_task(queue.wait(f"a{number}", Precedence(0, False, 0, number))) for number in range(2)]
-    await asyncio.sleep(0)
-    always: Callable[..., bool] = lambda *_: True  # noqa: E731 - twice the same
-    with pytest.raises(AssertionError):
-        queue.grant_slots(grant, always, always)
-    assert queue.keys == ["a1"] and len(queue) == 1
-    for call in calls:
-        call.cancel()
-    await asyncio.gather(*calls, return_exceptions=True)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from support.checkpoints import with_weights
 
-from seamless_verl.runtime.finite_checkpoint import record_finite, weights_not_finite
+from seamless_verl.runtime.checkpoint_marker import record_finite, weights_not_finite
 
 BAD = {
     "BF16": [0x7F80, 0xFF80, 0x7FC0, 0x7F81],  # infinities, and two NaN

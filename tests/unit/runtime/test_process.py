@@ -1,4 +1,4 @@
-"""The stack report: where threads and tasks are."""
+"""What each process sets up: the stack report, work that is done whole, and a clock that stands still with it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,11 @@ import threading
 from collections.abc import Coroutine, Generator
 from typing import Any
 
-from seamless_verl.runtime.process import stack_report
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from seamless_verl.runtime.process import LATE_S, AwakeTime, WholeWork, stack_report
 
 
 def test_every_thread_is_shown_by_name_where_it_stands() -> None:
@@ -95,3 +99,80 @@ def test_the_stack_goes_through_what_is_compiled() -> None:
 
     text = asyncio.run(scenario()).split("\ntask an actor's (")[1]
     assert text.index("in method") < text.index("in wait")
+
+
+async def test_the_work_goes_on_when_its_caller_is_cancelled_and_can_be_waited_for() -> None:
+    whole, release, done = WholeWork(), asyncio.Event(), list[str]()
+
+    async def work() -> None:
+        await release.wait()
+        done.append("work")
+
+    caller = asyncio.create_task(whole.do(work()))
+    await asyncio.sleep(0)
+    caller.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await caller
+    assert not done, "the caller leaves at once"
+    release.set()
+    await whole.ended()
+    assert done == ["work"]
+    await whole.ended()
+
+
+async def test_a_caller_that_waits_gets_the_result_or_the_error() -> None:
+    async def seven() -> int:
+        return 7
+
+    async def wrong() -> None:
+        raise ValueError("wrong")
+
+    whole = WholeWork()
+    assert await whole.do(seven()) == 7
+    with pytest.raises(ValueError, match="wrong"):
+        await whole.do(wrong())
+
+
+class Outside:
+    """A clock that a test advances."""
+
+    now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_a_stall_counts_for_no_longer_than_a_late_beat() -> None:
+    outside = Outside()
+    clock = AwakeTime(now=outside)
+    began = clock()
+    outside.now += 1.5
+    assert clock() - began == pytest.approx(1.5)
+    clock.beat()
+    outside.now += 500.0
+    assert clock() - began == pytest.approx(1.5 + LATE_S)
+    clock.beat()
+    assert clock() - began == pytest.approx(1.5 + LATE_S), "a beat does not move it"
+    outside.now += 1.0
+    assert clock() - began == pytest.approx(2.5 + LATE_S)
+
+
+@given(st.lists(st.tuples(st.floats(0.0, 100.0), st.booleans()), max_size=50))
+def test_it_never_goes_back_nor_faster_than_time_and_loses_nothing_while_beats_are_in_time(
+    moments: list[tuple[float, bool]],
+) -> None:
+    outside = Outside()
+    clock = AwakeTime(now=outside)
+    before, quiet, in_time = clock(), 0.0, True
+    began = before
+    for seconds, beats in moments:
+        outside.now += seconds
+        assert before <= clock() <= before + seconds + 1e-6
+        before, quiet = clock(), quiet + seconds
+        in_time = in_time and quiet <= LATE_S
+        if beats:
+            clock.beat()
+            assert clock() == before
+            quiet = 0.0
+    if in_time:
+        assert clock() - began == pytest.approx(outside.now - 1000.0)

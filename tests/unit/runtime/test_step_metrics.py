@@ -1,4 +1,4 @@
-"""The file of a run's step metrics: what is written, what a resumed run keeps, and what is read of a growing file."""
+"""The file of step metrics, and which of its metrics are the reward of a validation."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from seamless_verl.runtime.step_metrics import StepMetrics, plain, read_steps
+from seamless_verl.runtime.step_metrics import StepMetrics, plain, read_steps, reward_metrics, validation_reward
 
 
 def test_a_step_is_a_line_with_its_time(tmp_path: Path) -> None:
@@ -67,3 +67,34 @@ def test_two_lines_of_a_step_are_one_step_with_the_later_values() -> None:
 )
 def test_a_metric_of_any_kind_is_something_that_json_has(value: object, expected: object) -> None:
     assert plain(value) == expected
+
+
+def test_with_several_data_sources_it_is_the_mean_of_theirs() -> None:
+    metrics = {"val-core/math/reward/mean@4": 0.75, "val-core/openai/gsm8k/reward/mean@4": 0.25}
+    value, of = validation_reward(metrics)
+    assert value == 0.5
+    assert of == "the mean of val-core/math/reward/mean@4 and val-core/openai/gsm8k/reward/mean@4"
+
+
+def test_a_sources_core_metric_counts_and_not_the_first_by_name() -> None:
+    """`val-aux` comes first in the alphabet: fewer samples of the same source."""
+    metrics = {"val-aux/math/reward/mean@1": 0.0, "val-core/math/reward/mean@4": 0.5}
+    assert validation_reward(metrics) == (0.5, "val-core/math/reward/mean@4")
+
+
+def test_a_source_with_an_accuracy_has_its_reward_as_an_auxiliary_metric() -> None:
+    metrics = {
+        "val-core/math/acc/mean@4": 0.9,
+        "val-aux/math/reward/mean@2": 0.0,
+        "val-aux/math/reward/mean@10": 0.5,
+        "val-core/code/reward/mean@4": 0.25,
+        "val-aux/math/reward/std@10": 0.3,
+        "val-aux/math/reward/best@10/mean": 1.0,
+    }
+    assert reward_metrics(metrics) == ["val-core/code/reward/mean@4", "val-aux/math/reward/mean@10"]
+    assert validation_reward(metrics)[0] == 0.375
+
+
+@pytest.mark.parametrize("metrics", [{}, {"val-aux/num_turns/mean": 2.0}, {"val/a/reward/mean@1": "NaN"}])
+def test_a_step_without_a_validation_has_none(metrics: dict[str, object]) -> None:
+    assert validation_reward(metrics) == (None, "")

@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 from support.paths import RECIPES
 
 from seamless_verl.errors import ConfigError
+from seamless_verl.runtime.files import replaced_file
 from seamless_verl.tiny import make_arithmetic
 from seamless_verl.tiny.__main__ import main
-from seamless_verl.tiny.files import replaced_file, writing_to
+from seamless_verl.tiny.files import writing_to
 from seamless_verl.tiny.task import arithmetic_rows
 
 RECIPE = RECIPES / "arithmetic_grpo"

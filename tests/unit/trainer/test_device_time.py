@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -45,10 +45,9 @@ class Run:
 
 
 @pytest.fixture
-def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     made = Run(tmp_path, monkeypatch)
-    yield made
-    made.device_time.trace.close()
+    return made
 
 
 def test_a_dead_replica_is_not_counted_as_generating_after_its_last_report(run: Run) -> None:

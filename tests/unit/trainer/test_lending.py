@@ -25,11 +25,16 @@ from seamless_verl.resources.lending.policy import (
 )
 from seamless_verl.rollout.observation import ReplicaLoad, RolloutObservation
 from seamless_verl.tools.simulator.scenario import BOTH as SIMULATED_BOTH
-from seamless_verl.tools.simulator.scenario import Scenario, Scheduler
+from seamless_verl.tools.simulator.scenario import WORKLOADS, Scenario, Scheduler
 from seamless_verl.tools.simulator.simulate import Simulation
-from seamless_verl.tools.simulator.workload import workload_named
-from seamless_verl.trainer.lending import DeviceLending, ReleasedLending, ResidentLending
-from seamless_verl.trainer.lending_view import DeviceViews, RunDevices, TrainingProgress
+from seamless_verl.trainer.lending import (
+    DeviceLending,
+    DeviceViews,
+    ReleasedLending,
+    ResidentLending,
+    RunDevices,
+    TrainingProgress,
+)
 
 
 class FixedPolicy:
@@ -329,7 +334,7 @@ def test_no_field_of_a_view_is_set_by_the_simulator_and_not_by_the_trainer() -> 
             return super().decide(view)
 
     scheduler = Scheduler(max_staleness=1, ahead=1)
-    scenario = Scenario(workload=workload_named("w2"), devices=(SIMULATED_BOTH, SIMULATED_BOTH), scheduler=scheduler)
+    scenario = Scenario(workload=WORKLOADS["w2"], devices=(SIMULATED_BOTH, SIMULATED_BOTH), scheduler=scheduler)
     Simulation(scenario, policy=Watched()).run()
     simulated = varied(seen.seen)
     assert {"DeviceView.urgent", "DeviceView.longest_s", "Demand.held", "Demand.coming"} <= simulated

@@ -2,23 +2,33 @@
 
 from __future__ import annotations
 
-from seamless_verl.resources.lending.policy import Demand, Tag, Use
+from seamless_verl.resources.lending.policy import Demand, DeviceView, Tag, Use
 from seamless_verl.rollout.observation import ReplicaLoad, RolloutObservation, merged
-from seamless_verl.trainer.lending_view import DeviceViews, ReplicaRates, RunDevices, TrainingProgress
+from seamless_verl.trainer.lending import DeviceViews, RunDevices, TrainingProgress
+
+
+def look(views: DeviceViews, load: ReplicaLoad, now: float, *, generates: bool = True) -> DeviceView:
+    """The one device of the replica `r`."""
+    views.observe = lambda late: RolloutObservation((load,), 0, 0)
+    (seen,), _ = views.look(set() if generates else {"r"}, TrainingProgress(Demand(0, 1, 1), 0, 0), now)
+    return seen
+
+
+def views_of_one() -> DeviceViews:
+    return DeviceViews(RunDevices({"r": ("train-0",)}, {}, ("train-0",)), lambda late: RolloutObservation((), 0, 0))
 
 
 def test_a_rate_is_measured_while_the_replica_generates() -> None:
-    rates = ReplicaRates()
+    views = views_of_one()
 
     def measure(tokens: int, now: float, generates: bool = True) -> float:
-        rates.measure(ReplicaLoad("r", running=4, generated=tokens), now, generates=generates)
-        return rates.of("r")
+        return look(views, ReplicaLoad("r", running=4, generated=tokens), now, generates=generates).rate
 
     assert measure(100, 10.0) == 0.0, "nothing is known yet"
     assert measure(150, 10.5) == 0.0, "too short: calls report their tokens in pieces"
     assert measure(900, 12.0) == 400.0
     assert measure(910, 12.6) == 400.0, "the last one, while the next is too short"
-    assert measure(910, 13.0, generates=False) == 400.0
+    assert measure(910, 13.0, generates=False) == 0.0
     assert measure(910, 20.0) == 400.0, "training's time does not count"
     assert measure(1010, 21.0) == 100.0
     assert measure(5, 22.0) == 100.0, "its data plane was restarted, and counts from 0"
@@ -26,12 +36,9 @@ def test_a_rate_is_measured_while_the_replica_generates() -> None:
 
 
 def test_the_longest_call_takes_its_tokens_at_the_speed_of_one_call() -> None:
-    rates = ReplicaRates()
-    load = ReplicaLoad("r", running=4, generated=0, longest=50.0)
-    assert rates.seconds(load) == 0.0
-    rates.measure(load, 0.0, generates=True)
-    rates.measure(ReplicaLoad("r", running=4, generated=80), 1.0, generates=True)
-    assert rates.seconds(load) == 50.0 / (80 / 4)
+    views = views_of_one()
+    assert look(views, ReplicaLoad("r", running=4, generated=0, longest=50.0), 0.0).longest_s == 0.0
+    assert look(views, ReplicaLoad("r", running=4, generated=80, longest=50.0), 1.0).longest_s == 50.0 / (80 / 4)
 
 
 def test_all_devices_are_seen_with_their_tags_and_the_calls_that_may_come() -> None:

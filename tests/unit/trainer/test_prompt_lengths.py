@@ -3,42 +3,40 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
-from seamless_verl.trainer.prompt_lengths import PromptLengths, PromptScan, scan_lengths
+from seamless_verl.trainer.prompt_lengths import PromptScan, warn_of_long_prompts
 
 KEY = "data.train_files"
 
 
+def warnings(*prompts: Any, seconds: float = 60.0) -> list[str]:
+    return PromptScan(KEY, prompts, len).warnings(3, seconds)
+
+
 def test_prompts_that_fit_give_no_warning() -> None:
-    found = scan_lengths(["a", "abc"], len, 3)
-    assert found == PromptLengths(scanned=2, longest=3) and found.warnings(KEY, 3) == []
-    assert scan_lengths([], len, 3).warnings(KEY, 3) == []
+    assert warnings("a", "abc") == warnings() == []
 
 
 def test_long_prompts_are_counted() -> None:
-    found = scan_lengths(["a", "abcd", "abcdefg"], len, 3)
-    assert found == PromptLengths(scanned=3, too_long=2, longest=7)
-    (text,) = found.warnings(KEY, 3)
-    assert text.startswith(
-        f"data.max_prompt_length=3: 2 of 3 scanned prompts of {KEY} have more tokens, up to 7, and lose"
-    )
-    assert text.endswith(
-        "Set data.max_prompt_length=7 to keep them whole, or data.filter_overlong_prompts=True to leave them out"
-    )
+    assert warnings("a", "abcd", "abcdefg") == [
+        f"data.max_prompt_length=3: 2 of 3 scanned prompts of {KEY} have more tokens, up to 7, and lose their "
+        "beginning. Set data.max_prompt_length=7 to keep them whole, or data.filter_overlong_prompts=True to leave "
+        "them out"
+    ]
 
 
 def test_prompts_that_cannot_be_rendered_are_counted_apart() -> None:
-    found = scan_lengths(["abcd", 1, None], len, 3)  # type: ignore[arg-type]
-    assert (found.scanned, found.too_long, found.failed) == (3, 1, 2)
-    _, text = found.warnings(KEY, 3)
+    long, text = warnings("abcd", 1, None)
     first = "TypeError: object of type 'int' has no len()"
+    assert "1 of 3 scanned" in long
     assert text == f"2 of 3 scanned prompts of {KEY} cannot be rendered. The first: {first}"
 
 
 def test_a_scan_ends_in_time() -> None:
-    assert scan_lengths(["abcd"] * 9, len, 3, seconds=-1) == PromptLengths()
+    assert warnings(*["abcd"] * 9, seconds=-1) == []
 
 
 def test_a_scan_that_fails_is_logged_and_ends_nothing(caplog: pytest.LogCaptureFixture) -> None:
@@ -46,5 +44,5 @@ def test_a_scan_that_fails_is_logged_and_ends_nothing(caplog: pytest.LogCaptureF
         raise OSError("gone")
         yield ""
 
-    PromptScan(KEY, prompts(), len).log_warnings(3)
+    warn_of_long_prompts([PromptScan(KEY, prompts(), len)], 3)
     assert f"the prompts of {KEY} that are too long cannot be counted: OSError: gone" in caplog.text

@@ -194,8 +194,8 @@ def test_what_was_recovered_may_be_recovered_again() -> None:
     }  # fmt: skip
 
 
-@given(st.lists(st.tuples(st.sets(st.sampled_from("abc")), st.floats(10, 300)), max_size=20))
-def test_no_part_has_two_recoveries_while_it_is_over_its_limit(looks: list[tuple[set[str], float]]) -> None:
+@given(st.lists(st.tuples(st.sets(st.sampled_from("abc")), st.integers(10, 300)), max_size=20))
+def test_no_part_has_two_recoveries_while_it_is_over_its_limit(looks: list[tuple[set[str], int]]) -> None:
     run, tried = Run(), set[str]()
     for found, seconds in looks:
         before = len(run.recoveries)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from seamless_verl.trainer.validation_curve import HEIGHT, Point, ValidationCurve, text_plot
+from seamless_verl.trainer.step_log import HEIGHT, Point, ValidationCurve, text_plot
 
 
 def points(*values: float) -> list[Point]:

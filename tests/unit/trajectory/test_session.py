@@ -17,13 +17,6 @@ from seamless_verl.trajectory.sequences import assemble
 from seamless_verl.trajectory.session import Closed, SessionRecord
 
 
-def test_the_same_turn_again_changes_nothing_even_after_the_end() -> None:
-    record = session(turn("a", [1], [2]))
-    record.close(Closed.FINISHED)
-    assert record.add_turn(turn("a", [1], [2])) is record.turns[0]
-    assert len(record.turns) == 1 and record.tree.generated == 1
-
-
 @pytest.mark.parametrize(
     ("other", "difference"),
     [

@@ -51,11 +51,6 @@ def test_a_split_does_not_make_a_sample_the_latest() -> None:
     assert tree.turns["d"].match_end.turn_id == "b" and list(tree.turns["d"].match_end.ids) == [2]
 
 
-def test_the_deepest_agreement_goes_before_the_latest() -> None:
-    tree = tree_of(turn("a", [1], [2, 3, 4]), turn("b", [1], [2, 9]), turn("c", [1, 2, 3, 4, 5], [6]))
-    assert tree.turns["c"].match_end is tree.turns["a"].end
-
-
 def test_a_generated_path_goes_before_equal_context() -> None:
     tree = tree_of(turn("x", [1, 2, 3]), turn("a", [1], [2, 3]), turn("b", [1, 2, 3, 4]))
     assert tree.turns["b"].match_end is tree.turns["a"].end
@@ -65,12 +60,6 @@ def test_a_departure_within_a_generated_run_splits_it_with_its_logprobs() -> Non
     tree = tree_of(turn("a", [1], [segment([2, 3, 4], 7)]), turn("b", [1, 2, 9], [5]))
     assert shape(tree.root) == [("", [1], [("a", [2], [("a", [3, 4], []), ("", [9], [("b", [5], [])])])])]
     assert joined(parts_of(tree.turns["a"])) == joined([segment([2, 3, 4], 7)])
-
-
-def test_a_turn_that_generated_nothing_ends_where_its_prompt_does() -> None:
-    tree = tree_of(turn("a", [1, 2]), turn("b", [1], [2]))
-    assert tree.turns["a"].end is tree.turns["a"].prompt_end
-    assert list(tree.turns["a"].prompt_ids()) == [1, 2] and list(tree.turns["b"].prompt_ids()) == [1]
 
 
 def test_ids_that_agree_in_some_bytes_only_are_different() -> None:

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.rollout import TOKEN, settle, until
+from support.routes import rows_of
 
 from seamless_verl.errors import ReplicaLostError, WireError
 from seamless_verl.rollout.engine import EngineRequest, EngineSource, PauseMode
@@ -54,6 +55,15 @@ async def connect(server: EngineServer, **more: Any) -> RemoteEngine:
     return await RemoteEngine.connect("127.0.0.1", server.port, **settings)
 
 
+@asynccontextmanager
+async def connected(source: EngineSource, **more: Any) -> AsyncIterator[tuple[EngineServer, RemoteEngine]]:
+    """A server with one client."""
+    async with served(source) as server:
+        engine = await connect(server, **more)
+        yield server, engine
+        engine.close()
+
+
 def request(name: str = "c#0", max_tokens: int = 10, prompt: list[int] | None = None) -> EngineRequest:
     return EngineRequest(name, tokens(prompt or [1, 2]), {"max_tokens": max_tokens})
 
@@ -84,7 +94,7 @@ class Scripted:
 
 TOP = st.builds(TopLogprobs, st.tuples(INT32, INT32), st.tuples(FLOAT32, FLOAT32), st.integers(1, 99))
 CHUNK = st.builds(
-    lambda pairs, version, finish, reason, top, grammar: TokenChunk(
+    lambda pairs, version, finish, reason, top, grammar, routed: TokenChunk(
         tokens(i for i, _ in pairs),
         logprobs(p for _, p in pairs),
         version,
@@ -93,6 +103,8 @@ CHUNK = st.builds(
         reason,
         top,
         grammar=grammar[: len(pairs)],
+        routes=rows_of(*range(len(pairs))) if routed else None,
+        prompt_routes=rows_of(7, 8) if routed else None,
     ),
     st.lists(st.tuples(INT32, FLOAT32), max_size=5),
     st.integers(0, 1 << 40),
@@ -100,6 +112,7 @@ CHUNK = st.builds(
     st.none() | INT32 | st.text(max_size=5),
     st.none() | st.lists(TOP, max_size=3).map(tuple),
     st.just(b"") | st.binary(min_size=5, max_size=5),
+    st.booleans(),
 )
 
 
@@ -134,8 +147,7 @@ async def test_a_reader_that_is_behind_reads_waiting_chunks_as_one_for_each_vers
         *(TokenChunk(tokens([token]), logprobs([token]), 1) for token in (4, 5)),
         TokenChunk(tokens([6]), logprobs([6]), 1, "", Finish.STOP, 6),
     ]
-    async with served(Scripted(*script)) as server:
-        engine = await connect(server)
+    async with connected(Scripted(*script)) as (_, engine):
         async with aclosing(engine.generate(request())) as chunks:
             found = [await anext(chunks)]
             await settle(200)
@@ -144,7 +156,6 @@ async def test_a_reader_that_is_behind_reads_waiting_chunks_as_one_for_each_vers
         assert [token for chunk in found for token in chunk.ids] == [1, 2, 3, 4, 5, 6]
         assert [version for chunk in found for version in [chunk.version] * len(chunk.ids)] == [0, 0, 0, 1, 1, 1]
         assert (found[-1].finish_reason, found[-1].stop_reason) == (Finish.STOP, 6)
-        engine.close()
 
 
 @given(
@@ -152,70 +163,58 @@ async def test_a_reader_that_is_behind_reads_waiting_chunks_as_one_for_each_vers
     sampling=st.dictionaries(st.text(max_size=4), st.none() | FLOAT32 | st.dictionaries(INT32, FLOAT32, max_size=2)),
 )
 def test_a_request_arrives_as_it_was(ids: list[int], sampling: dict[str, Any]) -> None:
-    sent = EngineRequest("name", array("i", ids), sampling, len(ids), "conversation", 7)
+    sent = EngineRequest("name", array("i", ids), sampling, len(ids), "conversation", 7, routes_from=len(ids) or None)
     message = arrived(generate_message(7, sent))
     assert isinstance(message, Generate) and message.call == 7 and engine_request(message) == sent
 
 
 async def test_many_calls_share_a_connection() -> None:
     stub = StubEngine("a", tokens_per_chunk=2)
-    async with served(stub) as server:
-        engine = await connect(server)
+    async with connected(stub) as (server, engine):
         names = [f"c{number}" for number in range(40)]
         found = await asyncio.gather(*(ids_of(engine, request(n, 30, [len(n), k])) for k, n in enumerate(names)))
         assert found == [stub_tokens([len(n), k], 30) for k, n in enumerate(names)]
         assert len(server.connections) == 1 and not server.tasks
-        engine.close()
 
 
 async def test_a_prompt_larger_than_any_buffer() -> None:
     stub, prompt = StubEngine("a"), list(range(1 << 20))
-    async with served(stub) as server:
-        engine = await connect(server)
+    async with connected(stub) as (_, engine):
         both = (ids_of(engine, request("1", 3, prompt)), ids_of(engine, request("2", 3, prompt[1:])))
         assert await asyncio.gather(*both) == [stub_tokens(prompt, 3), stub_tokens(prompt[1:], 3)]
-        engine.close()
 
 
 async def test_a_message_larger_than_a_frame_is_refused_before_it_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with served(StubEngine("a")) as server:
-        engine = await connect(server)
+    async with connected(StubEngine("a")) as (_, engine):
         monkeypatch.setattr("seamless_verl.transport.connection.MAX_FRAME", 4096)
         with pytest.raises(WireError, match="does not fit a frame"):
             await ids_of(engine, request("1", 3, list(range(2000))))
         assert await ids_of(engine, request("2", 3)) == stub_tokens([1, 2], 3)
-        engine.close()
 
 
 async def test_leaving_a_call_aborts_it_in_the_engine() -> None:
     stub = StubEngine("a")
-    async with served(stub) as server:
-        engine = await connect(server)
+    async with connected(stub) as (_, engine):
         async with aclosing(engine.generate(request(max_tokens=10**9))) as chunks:
             await anext(chunks)
         assert await ids_of(engine, request("next", 3)) == stub_tokens([1, 2], 3)  # it is sent after the Drop
         assert stub.running == 0
-        engine.close()
 
 
 async def test_abort_ends_a_call_with_cut() -> None:
     stub = StubEngine("a", tail=2)
-    async with served(stub) as server:
-        engine = await connect(server)
-        async with aclosing(engine.generate(request(max_tokens=10**9))) as chunks:
-            found = [token for token in (await anext(chunks)).ids]
-            await engine.abort("c#0")
-            async for chunk in chunks:
-                found += chunk.ids
-            assert chunk.finish_reason is Finish.CUT and found == stub_tokens([1, 2], len(found))
-        engine.close()
+    async with connected(stub) as (_, engine), aclosing(engine.generate(request(max_tokens=10**9))) as chunks:
+        found = [token for token in (await anext(chunks)).ids]
+        await engine.abort("c#0")
+        async for chunk in chunks:
+            found += chunk.ids
+        assert chunk.finish_reason is Finish.CUT and found == stub_tokens([1, 2], len(found))
 
 
 async def test_a_lost_connection_ends_every_call_and_is_reported_once() -> None:
     stub, reasons = StubEngine("a"), list[str]()
     await stub.pause(PauseMode.KEEP)
-    async with served(stub) as server:
-        engine = await connect(server, on_lost=reasons.append)
+    async with connected(stub, on_lost=reasons.append) as (server, engine):
         running = [asyncio.create_task(ids_of(engine, request(f"c{n}"))) for n in range(3)]
         await until(lambda: stub.running == 3)
         await server.close()
@@ -246,8 +245,7 @@ async def test_a_client_that_vanishes_leaves_nothing_running_and_others_continue
 
 async def test_what_had_arrived_is_given_before_the_loss() -> None:
     stub = StubEngine("a")
-    async with served(stub) as server:
-        engine = await connect(server)
+    async with connected(stub) as (server, engine):
         chunks = engine.generate(request(max_tokens=10**9))
         found = [*(await anext(chunks)).ids]
         await until(lambda: stub.produced >= 50)
@@ -282,8 +280,7 @@ async def test_a_client_that_does_not_read_stops_its_calls_and_no_others() -> No
 
 async def test_a_lost_engine_and_a_defect_end_only_their_call() -> None:
     first = TokenChunk(tokens([4]), logprobs([0]), 0)
-    async with served(Scripted(first, ReplicaLostError("inner", "engine core died"))) as server:
-        engine = await connect(server)
+    async with connected(Scripted(first, ReplicaLostError("inner", "engine core died"))) as (server, engine):
         chunks = engine.generate(request())
         assert await anext(chunks) == replace(first, replica="a")
         with pytest.raises(ReplicaLostError, match="replica a is lost: engine core died"):
@@ -291,12 +288,10 @@ async def test_a_lost_engine_and_a_defect_end_only_their_call() -> None:
         server.source = Scripted(first, ZeroDivisionError("nought"))
         found = [chunk async for chunk in engine.generate(request())]
         assert (found[-1].finish_reason, found[-1].stop_reason) == (Finish.FAILED, "ZeroDivisionError: nought")
-        engine.close()
 
 
 async def test_a_call_that_waits_to_be_sent_gets_the_loss() -> None:
-    async with served(StubEngine("a")) as server:
-        engine = await connect(server)
+    async with connected(StubEngine("a")) as (server, engine):
         engine._connection.pause_writing()
         waiting = asyncio.create_task(ids_of(engine, request()))
         await settle()
@@ -387,13 +382,11 @@ GENERATE = Generate(0, "c", b"\0" * 4, {"max_tokens": 10**9}, 0, "", 0)
 )
 async def test_a_malformed_message_closes_its_connection_with_the_reason(sent: bytes, reason: str) -> None:
     stub = StubEngine("a")
-    async with served(stub) as server:
-        engine = await connect(server)
+    async with connected(stub) as (server, engine):
         *_, last = await asyncio.wait_for(reply(server, sent), 10)
         assert isinstance(last, Refused) and reason in last.reason
         assert await ids_of(engine, request("3", 3)) == stub_tokens([1, 2], 3)
         assert len(server.connections) == 1 and stub.running == 0
-        engine.close()
 
 
 async def test_what_came_before_a_malformed_message_of_the_same_frame_is_received() -> None:
@@ -454,8 +447,7 @@ async def test_a_server_with_malformed_messages_is_a_lost_replica(finish: Finish
 
 async def test_chunks_of_one_turn_are_sent_in_one_write() -> None:
     stub = StubEngine("a")
-    async with served(stub) as server:
-        engine = await connect(server)
+    async with connected(stub) as (server, engine):
         running = [asyncio.create_task(ids_of(engine, request(f"c{n}", 200))) for n in range(16)]
         await until(lambda: stub.running == 16)
         (connection,) = server.connections
@@ -465,4 +457,3 @@ async def test_chunks_of_one_turn_are_sent_in_one_write() -> None:
         transport.write = lambda data: (writes.append(data), write(data))[1]  # type: ignore[method-assign]
         await asyncio.gather(*running)
         assert len(writes) < 16 * 200 / 8
-        engine.close()

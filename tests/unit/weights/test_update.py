@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 
 from seamless_verl.errors import ReplicaLostError, WeightsNotLoadedError
 from seamless_verl.weights import update as module
-from seamless_verl.weights.update import CommitTimes, Reach, WeightUpdate, load_rounds
+from seamless_verl.weights.update import CommitTimes, Reach, WeightUpdate
 
-HOSTS = st.lists(st.integers(0, 5), max_size=4)
 LIMIT_S = 30
 COMMITTED_S = 10.0
 
@@ -38,19 +37,6 @@ class Gate:
     def wait_begun(self, count: int) -> None:
         with self.changed:
             assert self.changed.wait_for(lambda: len(self.begun) == count, LIMIT_S)
-
-
-@given(HOSTS, st.integers(1, 4))
-def test_no_host_loads_more_than_its_share_at_once_and_hosts_do_not_wait_for_each_other(
-    sizes: list[int], at_once: int
-) -> None:
-    hosts = [[f"{host}-{i}" for i in range(size)] for host, size in enumerate(sizes)]
-    rounds = load_rounds(hosts, at_once)
-    assert sorted(name for ids in rounds for name in ids) == sorted(name for host in hosts for name in host)
-    assert len(rounds) == -(-max(sizes, default=0) // at_once)
-    for host in hosts:
-        assert all(len(set(ids) & set(host)) <= at_once for ids in rounds)
-        assert [name for ids in rounds for name in ids if name in host] == host
 
 
 def test_the_caller_goes_on_and_waits_only_for_the_replicas_that_it_names() -> None:

@@ -10,7 +10,7 @@ pytestmark = pytest.mark.integration
 
 
 def test_replicas_have_what_the_ranks_of_the_trainer_staged_together() -> None:
-    from seamless_verl.tools.bench.commit.processes import BenchServer, BenchTrainer
+    from seamless_verl.tools.bench.commit_processes import BenchServer, BenchTrainer
     from seamless_verl.weights.staging import one_per_host
 
     trainers, server = [BenchTrainer(), BenchTrainer()], BenchServer(0)
@@ -29,7 +29,7 @@ def test_replicas_have_what_the_ranks_of_the_trainer_staged_together() -> None:
 
 
 def test_a_rank_copies_beside_its_trainer_whose_next_step_is_held() -> None:
-    from seamless_verl.tools.bench.commit.processes import BenchServer, BenchTrainer
+    from seamless_verl.tools.bench.commit_processes import BenchServer, BenchTrainer
     from seamless_verl.weights.staging import one_per_host
 
     trainer, server = BenchTrainer(), BenchServer(0)
@@ -47,7 +47,7 @@ def test_a_rank_copies_beside_its_trainer_whose_next_step_is_held() -> None:
 
 
 def test_a_row_has_the_medians_of_its_commits() -> None:
-    from seamless_verl.tools.bench.commit.__main__ import CommitCost, line
+    from seamless_verl.tools.bench.commit import CommitCost
     from seamless_verl.weights.update import CommitTimes
 
     times = [
@@ -57,4 +57,4 @@ def test_a_row_has_the_medians_of_its_commits() -> None:
     row = CommitCost.of((3_000_000, 2, 1, 2), times, [0.1, 0.2, 0.9], [[0.01, 0.02], [0.01, 0.03], [0.05, 0.09]])
     assert (row.standstill_median_ms, row.standstill_max_ms, row.total_ms, row.wait_ms) == (40.0, 60.0, 800.0, 200.0)
     assert row.cpu_ms == 20.0 and row.held_ms == 160.0
-    assert line(row) == "| 3M | 2 | 2 | 40.0 | 60.0 | 20.0 | 800.0 | 200.0 | 25% | 160.0 |"
+    assert row.line == "| 3M | 2 | 2 | 40.0 | 60.0 | 20.0 | 800.0 | 200.0 | 25% | 160.0 |"

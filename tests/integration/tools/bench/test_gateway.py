@@ -8,8 +8,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from seamless_verl.tools.bench.gateway import __main__ as bench
-from seamless_verl.tools.bench.gateway.load import PACINGS, shapes
+from seamless_verl.tools.bench import gateway as bench
+from seamless_verl.tools.bench.load import PACINGS, shapes
 
 pytestmark = [pytest.mark.integration, pytest.mark.long, pytest.mark.serial, pytest.mark.slowest(8)]
 

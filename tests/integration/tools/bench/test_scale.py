@@ -15,8 +15,8 @@ import psutil
 import pytest
 
 from seamless_verl.errors import ConfigError
-from seamless_verl.tools.bench.scale.__main__ import main
-from seamless_verl.tools.bench.scale.core_share import MOUNTS, find_mount, limited_to
+from seamless_verl.tools.bench.core_share import MOUNTS, find_mount, limited_to
+from seamless_verl.tools.bench.scale import main
 
 pytestmark = [pytest.mark.integration, pytest.mark.long]
 BUSY = "import os\nos.fork()\nos.write(1, b'ready\\n')\nwhile True: pass"
@@ -31,7 +31,7 @@ def cgroups() -> Path:
     except ConfigError as error:
         pytest.skip(str(error))
     assert mount is not None
-    return mount.folder
+    return mount[1]
 
 
 def cpu_s(processes: list[psutil.Process]) -> float:
@@ -70,7 +70,7 @@ def test_a_share_that_cannot_be_ends_the_command(capsys: pytest.CaptureFixture[s
 def test_a_group_cannot_be_made(cgroups: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mounts = tmp_path / "mountinfo"
     mounts.write_text(MOUNTS.read_text().replace(str(cgroups), str(tmp_path / "missing")))
-    monkeypatch.setattr("seamless_verl.tools.bench.scale.core_share.MOUNTS", mounts)
+    monkeypatch.setattr("seamless_verl.tools.bench.core_share.MOUNTS", mounts)
     with pytest.raises(ConfigError, match="Run as root"), limited_to(0.5):
         pass
 

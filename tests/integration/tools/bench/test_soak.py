@@ -12,8 +12,7 @@ import pytest
 from support.job import small_run
 from support.paths import DATA
 
-from seamless_verl.tools.bench.soak.__main__ import main
-from seamless_verl.tools.bench.soak.samples import look
+from seamless_verl.tools.bench.soak import look, main
 
 pytestmark = [pytest.mark.integration, pytest.mark.long, pytest.mark.serial]  # a look takes seconds beside others
 

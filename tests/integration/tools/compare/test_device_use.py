@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
-from seamless_verl.tools.compare.device_use import CoreUse, UseSample, UseSampler, busy_ns, idle_between, shares
+from seamless_verl.tools.compare.machine import CoreUse, UseSample, UseSampler, busy_ns, idle_between, shares
 
 pytestmark = pytest.mark.integration
 PINNED = "import os, sys, time; os.sched_setaffinity(0, [{core}]); print('ready', flush=True); {work}"

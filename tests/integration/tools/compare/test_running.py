@@ -33,7 +33,7 @@ def run(
 ) -> list[Step]:
     command = [sys.executable, "-c", JOB, *map(str, (logged, seconds, after, code))]
     env = os.environ | {"VERL_FILE_LOGGER_PATH": str(folder / "logged.jsonl"), "OF_TEST": str(folder)}
-    return run_logged(command, folder, env, steps=3, timeout_s=timeout_s, group=True)
+    return run_logged(command, folder, env, steps=3, timeout_s=timeout_s)
 
 
 def test_steps_have_the_time_at_which_they_ended(tmp_path: Path) -> None:

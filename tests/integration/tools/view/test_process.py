@@ -18,7 +18,7 @@ import psutil
 import pytest
 from support.view import make_run
 
-from seamless_verl.runtime.view_process import viewing
+from seamless_verl.run_folder import viewing
 
 pytestmark = pytest.mark.integration
 LIMIT_S = 60.0
@@ -111,7 +111,7 @@ def test_it_ends_when_the_run_is_killed(tmp_path: Path) -> None:
     code = f"""
 import time
 from pathlib import Path
-from seamless_verl.runtime.view_process import viewing
+from seamless_verl.run_folder import viewing
 with viewing(Path({str(make_run(tmp_path))!r}), "127.0.0.1", 0):
     time.sleep(600)
 """

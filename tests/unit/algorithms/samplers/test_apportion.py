@@ -7,7 +7,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from seamless_verl.algorithms.samplers.apportion import apportion
+from seamless_verl.algorithms.samplers.gdro import apportion
 
 WEIGHTS = st.lists(st.integers(0, 1000).map(lambda number: number / 1000), min_size=1, max_size=12)
 

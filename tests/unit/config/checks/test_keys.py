@@ -1,18 +1,26 @@
-"""Keys that verl does not have are refused, or a warning, from wherever they come."""
+"""Keys that verl does not have are refused where they are almost known ones, and sampling that no engine accepts."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig
-from support.config import assert_refused, compose_ours, compose_verl, tiny_run
+from support.config import assert_refused, compose_ours, compose_verl, plain, tiny_run
 from support.paths import RECIPES
 
 from seamless_verl.config import register_search_path
 from seamless_verl.config.checks import Problem, Settings
-from seamless_verl.config.checks.keys import check_keys
+from seamless_verl.config.checks.keys import (
+    KL_ESTIMATORS,
+    check_keys,
+    check_kl_estimators,
+    check_learning_rates,
+    check_temperature,
+    check_top_p,
+)
 
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 VARIABLES = ("DATA", "RECIPE", "RUNS", "AGENT_ENV")
@@ -90,20 +98,53 @@ def test_recipes_have_no_other_keys(recipe: str, monkeypatch: pytest.MonkeyPatch
         assert problems(compose("config")) == []
 
 
-SOURCE = """from __future__ import annotations
-from dataclasses import dataclass, field
-from collections.abc import Mapping
-from typing import ClassVar
-class Plain(Mapping):
-    not_one: int = 0
-@dataclass(frozen=True)
-class Base(Plain):
-    a: int
-    kind: ClassVar[str] = "x"
-    made: int = field(init=False)
-@dataclass
-class Last(Base):
-    b: int = 1
-class Own(Last):
-    def __init__(self, **others): ...
-"""
+def temperatures(folder: Path, values: dict[str, Any]) -> list[str]:
+    tree = plain(tiny_run(folder))
+    tree["actor_rollout_ref"]["rollout"] |= values
+    return [one.key for one in check_temperature(Settings.of(tree, devices=None, accelerator=False))]
+
+
+@pytest.mark.parametrize(("value", "wrong"), [(-1, True), (0, True), (0.7, False), (1, False)])
+def test_the_temperature_is_above_0(tmp_path: Path, value: float, wrong: bool) -> None:
+    assert temperatures(tmp_path, {"temperature": value}) == [f"{ROLLOUT}.temperature"] * wrong
+
+
+@pytest.mark.parametrize(("samples", "found"), [(True, [f"{ROLLOUT}.val_kwargs.temperature"]), (False, [])])
+def test_a_validation_without_sampling_has_no_temperature(tmp_path: Path, samples: bool, found: list[str]) -> None:
+    assert temperatures(tmp_path, {"val_kwargs": {"temperature": 0, "do_sample": samples}}) == found
+
+
+@pytest.mark.parametrize(("value", "wrong"), [(0.9, False), (1, False), (0, True), (2, True), (-0.5, True)])
+@pytest.mark.parametrize("node", ["", "val_kwargs."])
+def test_the_share_of_top_p_is_above_0_and_at_most_1(tmp_path: Path, node: str, value: float, wrong: bool) -> None:
+    key = f"{ROLLOUT}.{node}top_p"
+    tree = tiny_run(tmp_path, f"{key}={value}")
+    problems = check_top_p(Settings.of(tree, devices=None, accelerator=False))
+    assert [str(problem) for problem in problems] == [
+        f"{key}={value}: must be above 0 and at most 1. Set {key}=1.0"
+    ] * wrong
+
+
+@pytest.mark.parametrize(("value", "wrong"), [("1e-6", False), ("0", False), ("abc", True)])
+def test_a_learning_rate_is_a_number(tmp_path: Path, value: str, wrong: bool) -> None:
+    tree = tiny_run(tmp_path, f"{ACTOR}.optim.lr={value}")
+    problems = check_learning_rates(Settings.of(tree, devices=None, accelerator=False))
+    assert [str(one) for one in problems] == [
+        f"{ACTOR}.optim.lr={value!r}: is no number. Set {ACTOR}.optim.lr=1e-6"
+    ] * wrong
+
+
+@pytest.mark.parametrize("name", [*KL_ESTIMATORS, "k3+", "nosuch"])
+@pytest.mark.parametrize(
+    ("key", "flag"),
+    [(f"{ACTOR}.kl_loss_type", f"{ACTOR}.use_kl_loss"), ("algorithm.kl_penalty", "algorithm.use_kl_in_reward")],
+)
+@pytest.mark.parametrize("used", [True, False])
+def test_a_kl_estimator_is_one_of_verls_where_it_is_used(
+    tmp_path: Path, key: str, flag: str, name: str, used: bool
+) -> None:
+    tree = tiny_run(tmp_path, f"{key}={name}", f"{flag}={used}")
+    problems = check_kl_estimators(Settings.of(tree, devices=None, accelerator=False))
+    assert [str(one) for one in problems] == [
+        f"{key}='nosuch': is none of {', '.join(KL_ESTIMATORS)}. Set {key}=low_var_kl"
+    ] * (used and name == "nosuch")

@@ -10,12 +10,15 @@ import pytest
 from omegaconf import DictConfig, OmegaConf
 from support.config import assert_refused, compose_ours, refused, tiny_run, write_model
 
-from seamless_verl.config import RefusedConfigError, SeamlessConfig, checks, preflight, usable_cores
+from seamless_verl.config import SeamlessConfig, checks, preflight, usable_cores
 from seamless_verl.config.checks import CHECKS, Problem, Settings, find_problems
 from seamless_verl.config.checks.model import check_adapter, check_context_parallel, check_layers
-from seamless_verl.errors import ConfigError
+from seamless_verl.config.checks.modes import check_seamless
+from seamless_verl.errors import ConfigError, ConfigErrors
 
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
+ROUTES, REPLAY = f"{ROLLOUT}.enable_rollout_routing_replay", f"{ACTOR}.megatron.router_replay.mode"
+BYPASS = "algorithm.rollout_correction.bypass_mode"
 PATH = "actor_rollout_ref.model.path"
 TORCH_LAYERS = "actor_rollout_ref.model.external_lib=seamless_verl.platform.engine_without_te"
 POOL = (f"{ROLLOUT}.nnodes=1", f"{ROLLOUT}.n_gpus_per_node=1", f"{ROLLOUT}.checkpoint_engine.backend=gloo")
@@ -244,11 +247,11 @@ def test_all_problems_come_at_once_and_survive_pickling(tmp_path: Path) -> None:
     config = tiny_run(tmp_path, f"{PATH}=/no/model", "data.train_batch_size=10", "data.val_files=/no/val.parquet")
     problems = refused(config)
     assert [p.key for p in problems] == [PATH, "data.val_files", "data.train_batch_size"]
-    error = RefusedConfigError(*problems)
+    error = ConfigErrors(*problems)
     assert isinstance(error, ConfigError) and error.key == PATH
     assert str(error).splitlines() == [str(problem) for problem in problems]
     copy = pickle.loads(pickle.dumps(error))
-    assert copy.problems == problems and str(copy) == str(error)
+    assert list(map(vars, copy.mistakes)) == list(map(vars, problems)) and str(copy) == str(error)
 
 
 def test_engines_that_only_verl_places_are_refused(tmp_path: Path) -> None:
@@ -258,21 +261,36 @@ def test_engines_that_only_verl_places_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("key", "value", "off"),
+    ("engines_return", "mode", "bypass", "key", "way_out"),
     [
-        (f"{ROLLOUT}.enable_rollout_routing_replay", True, "False"),
-        (f"{ACTOR}.megatron.router_replay.mode", "R2", "disabled"),
-        (f"{ACTOR}.megatron.router_replay.mode", "R3", "disabled"),
+        (True, "R3", True, None, ""),
+        (False, "R2", False, None, ""),
+        (False, "R3", True, REPLAY, f"Set {ROUTES}=True"),
+        (True, "disabled", True, ROUTES, f"Set {REPLAY}=R3, or {ROUTES}=False"),
+        (True, "R2", False, ROUTES, f"Set {REPLAY}=R3, or {ROUTES}=False"),
+        (False, "R2", True, REPLAY, f"Set {REPLAY}=R3 with {ROUTES}=True, or {BYPASS}=False"),
     ],
 )
-def test_routing_of_experts_is_replayed_by_verls_own_modes_alone(
-    tmp_path: Path, key: str, value: object, off: str
+def test_routes_are_replayed_by_whom_they_reach(
+    tmp_path: Path, engines_return: bool, mode: str, bypass: bool, key: str | None, way_out: str
 ) -> None:
-    assert_refused(tiny_run(tmp_path, f"{key}={value}"), key, value, f"Set {key}={off}, or use one of verl's own")
-    assert (
-        preflight(tiny_run(tmp_path, f"{key}={value}", "trainer.v1.trainer_mode=sync"), devices=1, accelerator=False)
-        == []
-    )
+    asked = (f"{ROUTES}={engines_return}", f"{REPLAY}={mode}", f"{BYPASS}={bypass}")
+    config = tiny_run(tmp_path, *asked, "seamless.correction.loss=null", "seamless.max_staleness=0")
+    if key is None:
+        preflight(config, devices=1, accelerator=False)
+    else:
+        assert [(problem.key, problem.way_out) for problem in refused(config)] == [(key, way_out)]
+
+
+def test_routes_are_not_asked_for_without_megatron(tmp_path: Path) -> None:
+    config = tiny_run(tmp_path, f"{ROUTES}=True", f"{ACTOR}.strategy=fsdp2")
+    problems = find_problems(Settings.of(config, devices=1, accelerator=False), [check_seamless])
+    assert (ROUTES, f"Set {ROUTES}=False") in [(problem.key, problem.way_out) for problem in problems]
+
+
+def test_routes_are_not_replayed_with_veomni(tmp_path: Path) -> None:
+    key = f"{ACTOR}.veomni.router_replay.mode"
+    assert_refused(tiny_run(tmp_path, f"+{key}=R3"), key, "R3", f"Set {key}=disabled, or use one of verl's own")
 
 
 def test_an_accelerator_has_transformer_engine_or_layers_in_plain_torch(
@@ -314,7 +332,7 @@ def test_every_check_runs() -> None:
     folder = Path(checks.__file__).parent
     made = {
         node.name
-        for file in (*folder.glob("*.py"), folder.parent / "joining.py")
+        for file in folder.glob("*.py")
         for node in ast.walk(ast.parse(file.read_text()))
         if isinstance(node, ast.FunctionDef) and "check" in map(ast.unparse, node.decorator_list)
     }
@@ -456,11 +474,16 @@ def test_no_hybrid_engine_is_what_a_disaggregated_layout_has(tmp_path: Path) -> 
     assert "hybrid_engine=False: is not read by the seamless trainer. Leave it out" in warning
 
 
-def test_an_adapter_that_would_not_generate_is_refused(tmp_path: Path) -> None:
+def test_an_adapter_beside_random_weights_is_refused(tmp_path: Path) -> None:
     lora = "actor_rollout_ref.model.lora"
     adapter = (f"++{lora}.rank=8", f"{ACTOR}.megatron.vanilla_mbridge=False")
     (problem,) = find_adapter(tiny_run(tmp_path, *adapter))
-    assert (problem.key, problem.value) == (f"{lora}.merge", False) and f"Set {lora}.merge=True" in problem.way_out
+    key = f"{ROLLOUT}.load_format"
+    assert (problem.key, problem.value) == (
+        key,
+        "dummy",
+    ) and f"Set {key}=safetensors, or {lora}.merge" in problem.way_out
+    assert find_adapter(tiny_run(tmp_path, *adapter, f"{key}=safetensors")) == []
     assert find_adapter(tiny_run(tmp_path, *adapter, f"++{lora}.merge=True")) == []
     assert find_adapter(tiny_run(tmp_path, *adapter, "trainer.v1.trainer_mode=sync")) == []
 
@@ -471,6 +494,19 @@ def test_an_adapter_that_megatron_would_not_train_is_refused(tmp_path: Path) -> 
     assert_refused(tiny_run(tmp_path, f"{model}.lora_rank=8", merged), rank, 0, f"Set {rank}=8")
     bridged = tiny_run(tmp_path, f"++{rank}=8", merged, f"{vanilla}=True")
     assert_refused(bridged, vanilla, True, f"Set {vanilla}=False")
+
+
+def test_an_adapter_of_a_path_needs_its_rank(tmp_path: Path) -> None:
+    model = "actor_rollout_ref.model"
+    given = (
+        f"{ACTOR}.strategy=fsdp2",
+        f"++{model}.lora_adapter_path=/data/adapter",
+        f"{ROLLOUT}.load_format=safetensors",
+    )
+    (problem,) = find_adapter(tiny_run(tmp_path, *given))
+    assert (problem.key, problem.value) == (f"{model}.lora_rank", 0)
+    assert f"{model}.lora_adapter_path unread" in problem.reason and f"Set {model}.lora_rank=N" in problem.way_out
+    assert find_adapter(tiny_run(tmp_path, *given, f"++{model}.lora_rank=8")) == []
 
 
 def find_adapter(config: DictConfig) -> list[Problem]:

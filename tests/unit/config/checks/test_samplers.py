@@ -58,35 +58,6 @@ def test_what_contradicts_is_refused(tmp_path: Path, overrides: tuple[str, ...],
     assert (problem.key, problem.way_out, problem.warning) == (key, way_out, False)
 
 
-MODEL = "reward.reward_model"
-SCORED = (f"{MODEL}.enable=True", f"{MODEL}.rollout.name=vllm", f"{MODEL}.model_path=/m")
-
-
-@pytest.mark.parametrize("name", SAMPLERS)
-def test_a_reward_model_that_scores_what_a_step_has_taken_is_refused(tmp_path: Path, name: str) -> None:
-    """The agent loops have no rewards then, by which a sampler judges a group that has ended."""
-    (problem,) = found(tmp_path, f"{NAME}={name}", *SCORED)
-    assert str(problem) == (
-        f"{MODEL}.enable_resource_pool=False: lets {MODEL}.enable=True score samples when a step has taken them, and "
-        f"{name} needs their rewards before. Set {MODEL}.enable_resource_pool=True with {MODEL}.nnodes and "
-        f"{MODEL}.n_gpus_per_node, or {NAME}=null"
-    )
-    assert not problem.warning
-
-
-def test_rewards_that_groups_have_when_they_end_are_not_refused(tmp_path: Path) -> None:
-    assert found(tmp_path, *SCORED) == [], "without a sampler"
-    dars = (f"{NAME}=dars", *SCORED)
-    assert found(tmp_path, *dars, f"{MODEL}.enable_resource_pool=True") == []
-    assert found(tmp_path, *dars, "reward_model.enable_resource_pool=True") == [], "verl's older key"
-
-
-def test_by_tags_the_reward_model_gets_machines_of_its_own(tmp_path: Path) -> None:
-    machines = "seamless.resources=[{count: 1, devices: 1, tags: [train, rollout, reward]}]"
-    (problem,) = found(tmp_path, f"{NAME}=dars", *SCORED, machines)
-    assert problem.way_out == f"Give the tag reward to machines that do not train, or {NAME}=null"
-
-
 def test_more_samples_than_the_engines_run_at_once_are_refused(tmp_path: Path) -> None:
     seats = "actor_rollout_ref.rollout.max_num_seqs"
     (problem,) = found(tmp_path, f"{NAME}=dars_hardness", f"{seats}=48")

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from support.ledger import Clock, make_activity, make_ledger
 
 from seamless_verl.resources.ledger.activity import BUSY, ActivityReport, DeviceUse
-from seamless_verl.resources.ledger.ledger import Ledger
-from seamless_verl.resources.ledger.report import LedgerReport
+from seamless_verl.resources.ledger.ledger import Ledger, LedgerReport
 
 DEVICES = ("d0", "d1")
 HORIZON = 40

@@ -1,4 +1,4 @@
-"""The trace on disk: read while it is written, when its end is missing, and by any JSON reader once it is closed."""
+"""The trace on disk: read while it is written, when its end is missing, and by any JSON reader."""
 
 from __future__ import annotations
 
@@ -32,26 +32,21 @@ def test_each_device_has_a_lane_and_each_step_a_stretch(tmp_path: Path) -> None:
     assert stretches(trace.path, 3) == [(0, "step 1", 0, 10)]
     names = [e["args"]["name"] for e in read_events(trace.path) if e["name"] == "thread_name" and e["pid"] == 1]
     assert names == ["d0", "d1"]
-    trace.close()
 
 
 def test_it_is_the_format_also_to_other_readers(tmp_path: Path) -> None:
-    """Closed it is JSON; open it is JSON but for the last comma and the bracket, which the format allows."""
+    """It is JSON but for the last comma and the bracket, which the format allows."""
     ledger, trace = traced(tmp_path)
     ledger.add(activity_report(span("train", 0.25, 3.000001)))
     ledger.close(5)
-    open_text = trace.path.read_text()
-    events = json.loads(open_text.rstrip().rstrip(",") + "]")
-    trace.close()
-    trace.close()
-    closed = json.loads(trace.path.read_text())
-    assert closed[: len(events)] == events == list(read_events(trace.path))[: len(events)]
-    for event in closed:
+    events = json.loads(trace.path.read_text().rstrip().rstrip(",") + "]")
+    assert events == list(read_events(trace.path))
+    for event in events:
         assert {"ph", "pid", "name"} <= event.keys() and event["ph"] in "MXC"
         assert event["ph"] == "M" or isinstance(event["ts"], int | float)
-    (train,) = [event for event in closed if event["name"] == "train"]
+    (train,) = [event for event in events if event["name"] == "train"]
     assert (train["ts"], train["dur"]) == (250000.0, 2750001.0)
-    (counter,) = [event for event in closed if event["ph"] == "C"]
+    (counter,) = [event for event in events if event["ph"] == "C"]
     assert (counter["name"], counter["ts"]) == ("idle share", 0.0)
     assert counter["args"]["idle"] == pytest.approx(0.725, abs=1e-6)
 
@@ -63,7 +58,6 @@ def test_a_last_line_that_was_cut_off_is_left_out(tmp_path: Path, cut: int) -> N
     whole = list(read_events(trace.path))
     os.truncate(trace.path, trace.path.stat().st_size - cut)
     assert list(read_events(trace.path)) == whole[:-1]
-    trace.close()
 
 
 def test_a_line_that_is_no_event_is_named(tmp_path: Path) -> None:
@@ -74,8 +68,7 @@ def test_a_line_that_is_no_event_is_named(tmp_path: Path) -> None:
 
 
 def test_another_runs_trace_is_not_overwritten(tmp_path: Path) -> None:
-    _, trace = traced(tmp_path)
-    trace.close()
+    traced(tmp_path)
     with pytest.raises(FileExistsError):
         traced(tmp_path)
 
@@ -86,7 +79,6 @@ def test_a_trace_without_a_step_says_so(tmp_path: Path) -> None:
         read_timeline(trace.path)
     with pytest.raises(ValueError, match="columns=0"):
         read_timeline(trace.path, columns=0)
-    trace.close()
 
 
 def test_a_window_is_the_end_of_the_run(tmp_path: Path) -> None:
@@ -99,7 +91,6 @@ def test_a_window_is_the_end_of_the_run(tmp_path: Path) -> None:
     assert timeline.steps == (("until 95", 95), ("until 100", 100))
     assert timeline.grid[0, :, COLUMN_OF[DeviceUse.ROLLOUT]].tolist() == pytest.approx([0, 2, 0, 0, 0])
     assert timeline.shares[0, :, COLUMN_OF[DeviceUse.IDLE]].mean() == pytest.approx(0.8)
-    trace.close()
 
 
 stretch = st.tuples(st.sampled_from(BUSY), st.integers(0, 30), st.integers(1, 9), st.sampled_from(["d0", "d1"]))
@@ -123,4 +114,3 @@ def test_what_is_read_back_is_what_the_books_say(
     for lane, kinds in enumerate(ledger.seconds.values()):
         assert timeline.grid[lane].sum(axis=0).tolist() == pytest.approx(list(kinds.values()), abs=1e-5)
     assert np.allclose(timeline.grid.sum(axis=2), 40 / columns, atol=1e-5)
-    trace.close()

@@ -6,9 +6,8 @@ from pathlib import Path
 
 from support.lending import observe_group_interval, view
 
-from seamless_verl.resources.lending import lending_policy
+from seamless_verl.resources.lending import RecordedPolicy, lending_policy
 from seamless_verl.resources.lending.marginal import Marginal
-from seamless_verl.resources.lending.recording import RecordedPolicy
 from seamless_verl.tools.simulator.calibration import read_recording
 
 

@@ -8,11 +8,10 @@ from pathlib import Path
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from seamless_verl.tools.bench.soak.__main__ import overrides_of
-from seamless_verl.tools.compare.job import job_named
-from seamless_verl.tools.compare.plan import Options, shared_overrides
+from seamless_verl.tools.bench.soak import overrides_of
+from seamless_verl.tools.compare.job import Options, job_named, shared_overrides
 
-ODD = Path("/out/a,b = {c} 'd'")
+ODD = Path("/out/a,b = {c} 'd' #1/[x]: (y)\\")
 
 
 def of_soak() -> list[str]:

@@ -1,4 +1,4 @@
-"""What all arms must have alike, and what is read from a composed config."""
+"""What all arms must have alike, what an arm has otherwise, and what else is read from a composed config."""
 
 from __future__ import annotations
 
@@ -8,17 +8,20 @@ from typing import Any
 import pytest
 
 from seamless_verl.errors import ConfigError
-from seamless_verl.tools.compare.arms import arm_overrides, parse_arm
+from seamless_verl.tools.compare.arms import POLLING, arm_overrides, parse_arm
 from seamless_verl.tools.compare.budget import (
     KEYS,
+    Difference,
     budget_of,
     check_same_budget,
+    differences,
     facts_of,
     machines_of,
-    samples_of_step,
+    permitted,
     select,
-    updates_of_step,
+    step_size,
 )
+from seamless_verl.tools.compare.figures import StepSize
 
 JOB: dict[str, Any] = {
     "data": {"train_files": "a.parquet", "train_batch_size": 16, "seed": 1},
@@ -76,8 +79,8 @@ def test_devices_of_trainer_and_pool_count_together() -> None:
 
 
 def test_what_a_step_is() -> None:
-    assert (samples_of_step(JOB), updates_of_step(JOB)) == (128, 4)
-    assert updates_of_step(changed("actor_rollout_ref.actor.ppo_epochs", 2)) == 8
+    assert step_size(JOB) == StepSize(samples=128, group=8, updates=4)
+    assert step_size(changed("actor_rollout_ref.actor.ppo_epochs", 2)).updates == 8
     assert select(JOB, "trainer.no.such.key") is None
 
 
@@ -139,3 +142,69 @@ def test_given_devices_and_tags_exclude_each_other() -> None:
     assert facts_of(tree, devices=None, on_machine=None, splits=True).by_tags
     with pytest.raises(ConfigError, match=r"--devices=4: seamless\.resources describes the machines"):
         facts_of(tree, devices=4, on_machine=None, splits=True)
+
+
+def config(mode: str, loss: str = "vanilla", **seamless: Any) -> dict[str, Any]:
+    actor = {"policy_loss": {"loss_mode": loss}, "clip_ratio": 0.2 if loss == "vanilla" else 0.15}
+    trainer = {"v1": {"trainer_mode": mode}, "default_local_dir": f"/out/{mode}", "experiment_name": mode}
+    return {
+        "actor_rollout_ref": {"actor": actor},
+        "data": {"seed": len(mode)},
+        "trainer": trainer,
+        "seamless": {"max_staleness": None, "ahead": None, "weights": {"kv": "recompute"}} | seamless,
+    }
+
+
+def test_the_loss_and_the_bound_come_first_and_places_and_names_are_no_settings() -> None:
+    found = differences(config("seamless", "dppo_tv", max_staleness=4, ahead=2), config("sync"))
+    assert found == (
+        Difference("trainer.v1.trainer_mode", "seamless", "sync"),
+        Difference("actor_rollout_ref.actor.policy_loss.loss_mode", "dppo_tv", "vanilla"),
+        Difference("seamless.max_staleness", "4", "not read"),
+        Difference("actor_rollout_ref.actor.clip_ratio", "0.15", "0.2"),
+        Difference("seamless.ahead", "2", "not read"),
+    )
+
+
+def test_beside_verls_mode_ours_has_its_bound_also_where_it_is_the_default() -> None:
+    mode, bound = differences(config("seamless"), config("sync"))
+    assert (mode.key, bound) == ("trainer.v1.trainer_mode", Difference("seamless.max_staleness", "null", "not read"))
+    assert differences(config("sync"), config("seamless"))[1] == Difference(
+        "seamless.max_staleness", "not read", "null"
+    )
+
+
+def test_verls_modes_do_not_differ_by_what_neither_reads() -> None:
+    (mode,) = differences(config("colocate_async", max_staleness=4), config("sync"))
+    assert mode.key == "trainer.v1.trainer_mode"
+
+
+def test_two_arms_of_ours_differ_by_what_was_given_also_if_it_is_a_default() -> None:
+    kept = config("seamless", max_staleness=4, weights={"kv": "keep"})
+    assert differences(config("seamless"), kept) == (
+        Difference("seamless.max_staleness", "null", "4"),
+        Difference("seamless.weights.kv", "recompute", "keep"),
+    )
+    assert differences(kept, kept) == ()
+
+
+@pytest.mark.parametrize(
+    ("sampler", "bound"),
+    [
+        ({"max_off_policy_threshold": 8, "max_off_policy_strategy": "drop"}, 7),
+        ({"max_off_policy_threshold": 8, "max_off_policy_strategy": "wait"}, None),
+        ({"max_off_policy_threshold": None, "max_off_policy_strategy": "drop"}, None),
+    ],
+)
+def test_an_asynchronous_mode_of_verls_permits_what_it_does_not_drop(
+    sampler: dict[str, Any], bound: int | None
+) -> None:
+    """verl drops a group where steps since it was submitted, plus one, are above the threshold."""
+
+    def with_sampler(**more: Any) -> dict[str, Any]:
+        return changed("trainer.v1", {"sampler": sampler | more})
+
+    assert permitted(with_sampler(), "colocate_async") == bound
+    assert permitted(with_sampler(custom_sampler={"path": POLLING}), "colocate_async") == bound
+    assert permitted(with_sampler(custom_sampler={"path": "own.py"}), "colocate_async") is None
+    assert permitted(with_sampler(), "sync") == 0

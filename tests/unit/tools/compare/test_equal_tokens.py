@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from seamless_verl.algorithms.samplers import sampling
 from seamless_verl.errors import ConfigError
 from seamless_verl.tools.compare.arms import parse_arms
 from seamless_verl.tools.compare.budget import OF_A_METHOD, budget_of
+from seamless_verl.tools.compare.comparison import Run
 from seamless_verl.tools.compare.equal_tokens import (
     GENERATED,
     LEVELS,
@@ -19,11 +21,9 @@ from seamless_verl.tools.compare.equal_tokens import (
     EqualTokens,
     at_equal_tokens,
     generated_tokens,
-    on_line,
 )
-from seamless_verl.tools.compare.outcome import Run, RunState
+from seamless_verl.tools.compare.job import Options, check_arms
 from seamless_verl.tools.compare.page import markdown, page
-from seamless_verl.tools.compare.plan import Options, check_arms
 from seamless_verl.tools.compare.report import equal_table
 
 VALIDATION = "val-core/arithmetic/reward/mean@1"
@@ -39,7 +39,8 @@ def log_of(steps: int, tokens: int, rise: float, **metrics: float) -> list[dict[
 
 def compared(logs: dict[tuple[str, int, int], list[dict[str, Any]]]) -> tuple[EqualTokens, list[Run]]:
     runs = [finished(arm, seed, log) for (arm, seed, _), log in logs.items()]
-    found = at_equal_tokens(runs, logs, {"grpo": 8, "dars": 8}, "grpo")
+    arms = dict.fromkeys(run.arm for run in runs)
+    found = at_equal_tokens({run.key: run.steps for run in runs}, logs, dict.fromkeys(arms, 8), arms, "grpo")
     assert found is not None
     return found, runs
 
@@ -103,17 +104,11 @@ def test_both_counts_begin_again_with_a_data_plane(now: tuple[float, float]) -> 
     assert generated_tokens(counted([(340.0, 140.0), now])) == [200, 200 + now[0] - now[1]]
 
 
-@pytest.mark.parametrize(("at", "value"), [(0, 1.0), (10, 1.0), (15, 2.0), (20, 3.0), (30, 3.0), (35, 4.0), (99, 5.0)])
-def test_a_value_lies_on_the_line_between_two_points(at: float, value: float) -> None:
-    assert on_line(at, [(10, 1.0), (20, 3.0), (30, 3.0), (40, 5.0)]) == value
-    assert on_line(at, []) is None
-
-
 def test_without_a_finished_run_there_is_nothing() -> None:
-    failed = Run("grpo", 1, 1, RunState.FAILED)
-    assert at_equal_tokens([failed], {}, {"grpo": 8}, "grpo") is None
-    logs = {("dars", 1, 1): log_of(10, 400, 0.02)}
-    found = at_equal_tokens([failed, finished("dars", 1, logs["dars", 1, 1])], logs, {"dars": 8}, "grpo")
+    assert at_equal_tokens({}, {}, {"grpo": 8}, ["grpo"], "grpo") is None
+    log = log_of(10, 400, 0.02)
+    steps = {("dars", 1, 1): finished("dars", 1, log).steps}
+    found = at_equal_tokens(steps, {("dars", 1, 1): log}, {"dars": 8}, ["grpo", "dars"], "grpo")
     assert found is not None and [arm.reward_test for arm in found.arms] == [None, None]
 
 
@@ -121,7 +116,7 @@ def test_the_report_has_the_table() -> None:
     found, runs = two_methods()
     whole = comparison(runs=runs)
     assert "generated tokens" not in markdown(whole)
-    shown = type(whole)(**{**vars(whole), "baseline": "grpo", "equal_tokens": found})
+    shown = replace(whole, baseline="grpo", equal_tokens=found)
     header, (grpo, dars) = equal_table(found, "grpo")
     assert dict(zip(header, dars, strict=True))["samples: hard"] == "19.0" and grpo[2] == "-"
     assert dars[1] == "0.075 (0.050-0.100)" and dars[2].startswith("-0.075 +- ")

@@ -1,12 +1,26 @@
-"""The figures of a run: which steps count, what a token is, and what a run has learned."""
+"""The figures of a run: which steps count, what a token is, what it has learned; the statistics of few runs."""
 
 from __future__ import annotations
+
+from statistics import median
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from support.comparison import SIZE, logged
 
 from seamless_verl.errors import ConfigError
-from seamless_verl.tools.compare.figures import StepFigures, check_skip, learned, run_figures, step_figures
+from seamless_verl.tools.compare.comparison import pair_ratios
+from seamless_verl.tools.compare.figures import (
+    RewardTest,
+    Spread,
+    StepFigures,
+    check_skip,
+    learned,
+    of_known,
+    run_figures,
+    step_figures,
+)
 
 
 def steps_of(log: list[dict[str, object]], idle: float | None = 0.25) -> list[StepFigures]:
@@ -85,3 +99,25 @@ def test_a_step_must_be_left_to_measure(skip: int) -> None:
     check_skip(5, 6)
     with pytest.raises(ConfigError, match="--skip"):
         check_skip(skip, 6)
+
+
+def test_a_spread_is_of_the_values_that_there_are() -> None:
+    assert Spread.of([3.0, None, 1.0, 2.0]) == Spread(2.0, 1.0, 3.0, 3)
+    assert Spread.of([None]) is None and of_known(median, []) is None
+
+
+def test_a_ratio_is_of_a_pair_and_not_of_two_medians() -> None:
+    """A machine that becomes twice as slow changes both runs of a pair."""
+
+    def speeds(**by_pair: float) -> Any:
+        return {pair: SimpleNamespace(tokens_per_s=speed) for pair, speed in by_pair.items()}
+
+    assert pair_ratios("tokens_per_s", speeds(a=20.0, b=10.0, c=1.0), speeds(a=10.0, b=5.0, d=1.0)) == [2.0, 2.0]
+    assert pair_ratios("tokens_per_s", speeds(a=1.0), speeds(a=0.0)) == []
+
+
+def test_noise_is_that_of_welchs_test() -> None:
+    """Variances 0.01 and 0.0004 of two and three runs: 1.05 degrees of freedom, of which one counts."""
+    found = RewardTest.of([0.4, 0.4 + 0.02**0.5], [0.48, 0.5, 0.52])
+    assert found is not None and found.half_width == pytest.approx(12.71 * (0.01 / 2 + 0.0004 / 3) ** 0.5)
+    assert RewardTest.of([0.5, 0.5], [0.5, 0.5]) == RewardTest(0, 0) and RewardTest.of([0.5], [0.5, 0.5]) is None

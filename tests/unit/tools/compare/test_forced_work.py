@@ -11,7 +11,8 @@ import pytest
 from support.comparison import comparison
 
 from seamless_verl.errors import ConfigError
-from seamless_verl.tools.compare import job
+from seamless_verl.tools.compare import engine_baseline
+from seamless_verl.tools.compare.engine_baseline import with_data
 from seamless_verl.tools.compare.forced_work import (
     SampleRecord,
     WorkedRun,
@@ -21,7 +22,7 @@ from seamless_verl.tools.compare.forced_work import (
     rate_of,
     read_samples,
 )
-from seamless_verl.tools.compare.job import job_named, with_data
+from seamless_verl.tools.compare.job import Options, job_named
 from seamless_verl.tools.compare.page import markdown, page
 from seamless_verl.tools.compare.workloads import LOOPS_FILE, WORKLOADS, Lognormal, Workload
 
@@ -130,9 +131,11 @@ def test_an_engine_is_measured_where_it_must_be(
     name: str, bound: bool, measured: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls = list[str]()
-    monkeypatch.setattr(job, "measured_rates", lambda workload, data, timeout_s: calls.append(workload.name) or RATES)
-    monkeypatch.setattr(job, "make_data", lambda workload, steps, folder: folder.mkdir())
-    made = with_data(job_named(name, ["a=1"], tmp_path), 12, validate=0, bound=bound, timeout_s=1)
+    monkeypatch.setattr(
+        engine_baseline, "measured_rates", lambda workload, data, timeout_s: calls.append(workload.name) or RATES
+    )
+    monkeypatch.setattr(engine_baseline, "make_data", lambda workload, steps, folder: folder.mkdir())
+    made = with_data(job_named(name, ["a=1"], tmp_path), Options(steps=12, bound=bound))
     w3, expected = WORKLOADS["w3"], WORKLOADS[name]
     assert made.workload == (w3.with_turn(w3.turn_s(RATES)) if name == "w3" else expected) and len(calls) == measured
     (loop,) = json.loads((tmp_path / "data" / LOOPS_FILE).read_text())
@@ -143,12 +146,12 @@ def test_an_engine_is_measured_where_it_must_be(
 
 
 def test_without_a_measure_a_tool_has_no_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(job, "measured_rates", lambda *places: {})
-    monkeypatch.setattr(job, "make_data", lambda *places: None)
+    monkeypatch.setattr(engine_baseline, "measured_rates", lambda *places: {})
+    monkeypatch.setattr(engine_baseline, "make_data", lambda *places: None)
     with pytest.raises(ConfigError, match="the engine could not be measured alone"):
-        with_data(job_named("w3", [], tmp_path), 12, validate=0, bound=False, timeout_s=1)
+        with_data(job_named("w3", [], tmp_path), Options(steps=12))
 
 
 def test_a_workload_is_not_validated(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="--validate=5: the lengths"):
-        with_data(job_named("w2", [], tmp_path), 15, validate=5, bound=False, timeout_s=1)
+        with_data(job_named("w2", [], tmp_path), Options(steps=15, validate=5))

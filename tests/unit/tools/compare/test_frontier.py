@@ -6,9 +6,7 @@ from dataclasses import replace
 
 from support.comparison import comparison, finished, frontier, logged
 
-from seamless_verl.tools.compare.comparison import ArmFacts
-from seamless_verl.tools.compare.page import explanations, markdown, page
-from seamless_verl.tools.compare.plots import plots
+from seamless_verl.tools.compare.page import markdown, page, plots
 from seamless_verl.tools.compare.report import (
     collapse_lines,
     frontier_table,
@@ -126,10 +124,3 @@ def test_a_comparison_of_which_nothing_is_known_before_has_no_frontier() -> None
     text = markdown(comparison())
     assert "The frontier of staleness" not in text and "## Seconds to a reward" in text
     assert "permitted" not in text
-
-
-def test_baselines_of_several_learning_rates_are_named() -> None:
-    one = comparison()
-    facts = {"sync": ArmFacts("sync", rate="1"), "seamless": ArmFacts("seamless", rate="2")}
-    assert explanations(replace(one, arms=facts))[0].startswith("The baseline is `sync`, `seamless`")
-    assert "each for the arms of its learning rate" not in explanations(one)[0]

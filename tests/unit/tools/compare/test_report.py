@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from support.comparison import comparison, finished, logged
+from support.comparison import comparison, finished, frontier, logged
 
-from seamless_verl.tools.compare.comparison import Comparison
-from seamless_verl.tools.compare.outcome import Run, RunState
-from seamless_verl.tools.compare.page import markdown, page, two_lines
+from seamless_verl.tools.compare.comparison import Comparison, Run, RunState
+from seamless_verl.tools.compare.page import explanations, markdown, page, two_lines
 from seamless_verl.tools.compare.report import (
     arm_table,
     caution,
     machine_lines,
+    poll_line,
     ratio_table,
     reward_table,
     run_line,
@@ -186,3 +186,26 @@ def test_where_a_steps_time_goes_is_a_table() -> None:
         "weights s": "0.10",
         "lent s": "-",
     }
+
+
+def test_short_steps_of_verls_modes_are_named() -> None:
+    one = frontier()
+    assert poll_line(one).startswith(
+        "sync, colocate_async: verl looks for finished prompts every 2 s, and a step takes"
+    )
+    assert poll_line(one) in explanations(one)
+
+
+def test_steps_in_which_it_weighs_little_are_not_named() -> None:
+    assert poll_line(replace(frontier(), arms={})) == "", "nothing is known of them"
+    steps = {"sync": 100.0, "colocate_async": 2.0}
+    runs = [finished(arm, 1, logged(12, seconds=seconds)) for arm, seconds in steps.items()]
+    one = replace(frontier(), runs=tuple(runs))
+    assert poll_line(one).startswith("colocate_async: ")
+    assert poll_line(replace(one, runs=tuple(runs[:1]))) == "" and "" not in explanations(one)
+
+
+def test_a_shorter_poll_is_not_named() -> None:
+    one = frontier()
+    arms = {name: replace(facts, shipped_poll=False) for name, facts in one.arms.items()}
+    assert poll_line(replace(one, arms=arms)) == ""

@@ -12,13 +12,12 @@ from support.comparison import logged
 
 from seamless_verl.cli.main import main
 from seamless_verl.tools.compare import command
-from seamless_verl.tools.compare.arms import POLLING, ComparedArm, parse_arms, repeated
+from seamless_verl.tools.compare.arms import ComparedArm, parse_arms, repeated
 from seamless_verl.tools.compare.command import unable_lines
-from seamless_verl.tools.compare.job import job_named
+from seamless_verl.tools.compare.job import Options, PlannedRun, job_named
 from seamless_verl.tools.compare.page import markdown, page
-from seamless_verl.tools.compare.plan import Options, PlannedRun
-from seamless_verl.tools.compare.probing import ProbedArm
-from seamless_verl.tools.compare.series import RunSeries, idle_unknown, permitted
+from seamless_verl.tools.compare.probe import ProbedArm
+from seamless_verl.tools.compare.series import RunSeries, idle_unknown
 from seamless_verl.tools.compare.store import StoredRun
 
 MACHINE = {"processor": "Chip", "cores": 2, "memory_gb": 8.0, "load_average": [0.5]}
@@ -73,34 +72,6 @@ def test_a_disk_that_is_full_between_two_runs_is_named(
     monkeypatch.setattr(command, "exit_on_signals", lambda: None)
     assert main(["compare", "a=1", "--out", str(tmp_path)]) == 2
     assert f"--out='{tmp_path}': [Errno 28] No space left on device" in capsys.readouterr().err
-
-
-def with_sampler(**sampler: Any) -> dict[str, Any]:
-    found = composed(8)
-    found["trainer"]["v1"] = {"sampler": sampler}
-    return found
-
-
-@pytest.mark.parametrize(
-    ("sampler", "bound"),
-    [
-        ({"max_off_policy_threshold": 8, "max_off_policy_strategy": "drop"}, 7),
-        ({"max_off_policy_threshold": 8, "max_off_policy_strategy": "wait"}, None),
-        ({"max_off_policy_threshold": None, "max_off_policy_strategy": "drop"}, None),
-    ],
-)
-def test_an_asynchronous_mode_of_verls_permits_what_it_does_not_drop(
-    sampler: dict[str, Any], bound: int | None
-) -> None:
-    """verl drops a group where steps since it was submitted, plus one, are above the threshold."""
-    (arm,) = parse_arms("colocate_async")
-    assert permitted(ProbedArm(arm, (), with_sampler(**sampler))) == bound
-    short = {"custom_sampler": {"path": POLLING}}
-    assert permitted(ProbedArm(arm, (), with_sampler(**sampler, **short))) == bound
-    own = {"custom_sampler": {"path": "own.py"}}
-    assert permitted(ProbedArm(arm, (), with_sampler(**sampler, **own))) is None
-    (sync,) = parse_arms("sync")
-    assert permitted(ProbedArm(sync, (), with_sampler(**sampler))) == 0
 
 
 def test_devices_that_are_not_all_here_have_no_idle_time_and_the_report_says_why(
@@ -161,14 +132,14 @@ def test_a_baseline_that_cannot_run_here_is_warned_of_with_the_one_in_its_place(
         "sync cannot run here: x=1: is bad. Set x=2. It was to be the baseline. "
         "The ratios are relative to colocate_async instead."
     )
-    assert list(unable_lines(made)) == [f"warning: {text}"] and made.baseline == "colocate_async"
+    assert unable_lines(made) == [f"warning: {text}"] and made.baseline == "colocate_async"
     assert f"\n\n**Warning**: {text}\n\n" in markdown(made.comparison())
     assert f'<div class="card warning">Warning: {text}</div>' in page(made.comparison())
 
 
 def test_another_arm_that_cannot_run_here_is_no_baseline(tmp_path: Path) -> None:
     made = series(tmp_path, {"sync": 8, "colocate_async": "no room", "seamless": 8})
-    assert list(unable_lines(made)) == ["colocate_async cannot run here: no room"] and not made.warnings
+    assert unable_lines(made) == ["colocate_async cannot run here: no room"] and not made.warnings
     assert "Warning" not in markdown(made.comparison())
 
 

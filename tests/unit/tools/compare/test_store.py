@@ -1,4 +1,4 @@
-"""Which run of an earlier comparison is taken again, and which output folders are refused."""
+"""Which run of an earlier comparison is taken again, which output folders are refused, and what the tables have."""
 
 from __future__ import annotations
 
@@ -9,8 +9,18 @@ import pytest
 from support.comparison import comparison, frontier
 
 from seamless_verl.errors import ConfigError
-from seamless_verl.tools.compare.device_use import UseSample
-from seamless_verl.tools.compare.store import SURROUNDINGS, StoredRun, output_folder, read_run, write_report, write_run
+from seamless_verl.tools.compare.job import Job
+from seamless_verl.tools.compare.machine import UseSample
+from seamless_verl.tools.compare.store import (
+    SURROUNDINGS,
+    StoredRun,
+    config_hash,
+    fingerprint,
+    output_folder,
+    read_run,
+    write_report,
+    write_run,
+)
 
 IDENTITY: dict[str, Any] = {"command": ["run.sh", "a=1"], "fingerprint": {"config": "x", "versions": {"verl": "1"}}}
 
@@ -43,7 +53,7 @@ def test_one_that_can_is_made(tmp_path: Path) -> None:
 def test_the_tables_have_what_the_frontier_is_made_of(tmp_path: Path) -> None:
     from pyarrow import parquet
 
-    write_report(tmp_path, frontier(), {})
+    write_report(tmp_path, frontier(), {}, {})
     runs = {(row["arm"], row["seed"]): row for row in parquet.read_table(tmp_path / "runs.parquet").to_pylist()}
     fallen, other = runs["seamless s=4", 2], runs["colocate_async", 1]
     assert (fallen["permitted"], fallen["collapsed"], fallen["seconds_to_target"]) == (4, True, 6.0)
@@ -57,5 +67,30 @@ def test_the_tables_have_what_the_frontier_is_made_of(tmp_path: Path) -> None:
 def test_a_comparison_of_which_no_arm_recorded_lengths_has_an_empty_table_of_them(tmp_path: Path) -> None:
     from pyarrow import parquet
 
-    write_report(tmp_path, comparison(), {})
+    write_report(tmp_path, comparison(), {}, {})
     assert parquet.read_table(tmp_path / "lengths.parquet").num_rows == 0
+
+
+CONFIG = {
+    "trainer": {"default_local_dir": "/out/probes/sync", "experiment_name": "12:00", "device": "cpu"},
+    "data": {"seed": 1, "train_files": "/a.parquet"},
+}
+
+
+def test_any_setting_of_the_composed_config_counts_but_its_places_and_its_seed() -> None:
+    places = {"trainer": {"default_local_dir": "/other", "experiment_name": "12:01", "device": "cpu"}}
+    assert config_hash({"data": {"train_files": "/a.parquet", "seed": 2}, **places}) == config_hash(CONFIG)
+    assert config_hash({**CONFIG, "data": {"seed": 1, "train_files": "/b.parquet"}}) != config_hash(CONFIG)
+    assert CONFIG["data"]["seed"] == 1, "it is left as it was"
+
+
+def test_each_file_beside_a_recipes_script_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("seamless_verl.tools.compare.store.code_state", dict)  # which takes git
+    for name in ("run.sh", "reward.py"):
+        (tmp_path / name).write_text("1")
+    (tmp_path / "out").mkdir()
+    job = Job("sums", tmp_path / "run.sh", None, (), tmp_path)
+    first = fingerprint(CONFIG, job)
+    assert set(first["files"]) == {"run.sh", "reward.py"} and fingerprint(CONFIG, job) == first
+    (tmp_path / "reward.py").write_text("2")
+    assert fingerprint(CONFIG, job) != first

@@ -19,10 +19,8 @@ from seamless_verl.tools.compare.arms import (
     Machines,
     arm_overrides,
     parse_arm,
-    with_short_poll,
 )
 from seamless_verl.tools.compare.budget import budget_of, check_same_budget, facts_of
-from seamless_verl.tools.compare.job import job_named
 from seamless_verl.tools.compare.workloads import (
     DEVICES,
     PROMPT_TOKENS,
@@ -108,38 +106,13 @@ def test_they_accept_every_workload(workload: Workload, data: Path) -> None:
         assert longest <= config.actor_rollout_ref.actor.ppo_max_token_len_per_gpu
 
 
-def test_only_the_poll_differs_between_a_mode_and_itself_with_a_lower_one() -> None:
-    machine = JobFacts(Machines(1, 2, False), 16, 4, "gloo")
-    for text in VERLS:
-        arm = parse_arm(text)
-        plain, short = (arm_overrides(one, machine) for one in (arm, with_short_poll(arm)))
-        path, name = short[len(plain) :]
-        assert short[: len(plain)] == plain and path.endswith("pkg://seamless_verl.tools.compare.polling")
-        assert name.endswith("PollingReplayBuffer" + ("" if text == "sync" else "Async"))
-
-
 def test_a_layout_with_devices_of_its_own_has_one_half_of_them() -> None:
-    machine = JobFacts(Machines(1, 2, False), 16, 4, "gloo")
+    machine = JobFacts(Machines(1, 2), 16, 4, "gloo")
     (apart, together) = (
         arm_overrides(parse_arm(f"seamless:layout={name}"), machine) for name in ("multiplexed", "auto")
     )
     assert "trainer.n_gpus_per_node=1" in apart and "actor_rollout_ref.rollout.n_gpus_per_node=1" in apart
     assert "trainer.n_gpus_per_node=2" in together and "actor_rollout_ref.rollout.nnodes=0" in together
-
-
-def test_a_workload_is_a_job_by_its_name(tmp_path: Path) -> None:
-    job = job_named("w2", ["trainer.project_name=mine"], tmp_path)
-    command = job.command(["trainer.save_freq=-1"])
-    assert (
-        job.name == "w2"
-        and job.workload is W2
-        and command[-2:]
-        == [
-            "trainer.project_name=mine",
-            "trainer.save_freq=-1",
-        ]
-    )
-    assert "seamless_verl.main_ppo" in command
 
 
 def test_the_data_set_does_not_begin_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ from statistics import fmean, median, stdev
 
 import pytest
 
-from seamless_verl.tools.compare.workloads import WORKLOADS, Lognormal, Workload
+from seamless_verl.tools.compare.workloads import WORKLOADS, Workload
 
 EVERY = pytest.mark.parametrize("workload", WORKLOADS.values(), ids=list(WORKLOADS))
 
@@ -25,11 +25,6 @@ def test_a_length_depends_on_its_place_alone(workload: Workload) -> None:
     places = {(index, session): tuple(workload.sample(index, session)) for index in range(30) for session in range(4)}
     assert len(set(places.values())) > 50  # neither the prompt nor the sample is left out of the seed
     assert len({turn.tokens for turn in workload.sample(0, 0)}) == workload.turns
-
-
-def test_workloads_draw_independently() -> None:
-    w1, w2 = WORKLOADS["w1"], WORKLOADS["w2"]
-    assert [w1.turn(n, 0, 0).tokens > 60 for n in range(40)] != [w2.turn(n, 0, 0).tokens > 50 for n in range(40)]
 
 
 def test_the_draws_are_those_of_earlier_reports() -> None:
@@ -76,27 +71,9 @@ def test_a_tool_takes_as_long_as_a_turn_of_an_engine_with_its_share_of_a_step() 
     assert w1.with_turn(2.0) == w1
 
 
-def test_a_tools_time_does_not_follow_its_turns_length() -> None:
-    turns = [WORKLOADS["w3"].turn(index, 0, 0) for index in range(2000)]
-    tokens, waits = [math.log(turn.tokens) for turn in turns], [math.log(turn.wait_s) for turn in turns]
-    mean_tokens, mean_waits = fmean(tokens), fmean(waits)
-    covariance = fmean((a - mean_tokens) * (b - mean_waits) for a, b in zip(tokens, waits, strict=True))
-    assert abs(covariance / (stdev(tokens) * stdev(waits))) < 0.1
-
-
-def test_generated_tokens_add_up() -> None:
-    workload = WORKLOADS["w3"]
-    shared_devices = workload.generated(range(0, 3)) + workload.generated(range(3, 8))
-    assert shared_devices == workload.generated(range(8)) == sum(lengths(workload, 8))
-
-
 @EVERY
 def test_the_longest_sample_fits_a_response(workload: Workload) -> None:
     for index in range(500):
         turns = workload.sample(index, 0)
         assert sum(turn.tokens + turn.tool_tokens for turn in turns) <= workload.response_tokens
     assert workload.step_samples == workload.seats == 64
-
-
-def test_a_lognormal_with_a_mean_has_it() -> None:
-    assert Lognormal.with_mean(0.5, 0.9).mean == pytest.approx(0.5)

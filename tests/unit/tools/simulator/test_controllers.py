@@ -9,9 +9,8 @@ import pytest
 from seamless_verl.errors import ConfigError
 from seamless_verl.resources.ahead import WORTH, AheadLevel, EngineUse
 from seamless_verl.tools.simulator.__main__ import make_parser, scenarios
-from seamless_verl.tools.simulator.scenario import Scenario, Scheduler
+from seamless_verl.tools.simulator.scenario import WORKLOADS, Scenario, Scheduler
 from seamless_verl.tools.simulator.simulate import Simulation
-from seamless_verl.tools.simulator.workload import workload_named
 
 
 def simulated(*arguments: str) -> Simulation:
@@ -43,7 +42,7 @@ def test_where_engines_are_always_full_one_step_is_enough() -> None:
 
 
 def test_what_is_given_is_not_looked_for() -> None:
-    simulation = Simulation(Scenario(workload_named("w1"), scheduler=Scheduler(max_staleness=4, ahead=3), steps=4))
+    simulation = Simulation(Scenario(WORKLOADS["w1"], scheduler=Scheduler(max_staleness=4, ahead=3), steps=4))
     simulation.run()
     assert simulation.ahead.level is None and simulation.ahead.batches == 3
     with pytest.raises(ConfigError, match="ahead=3: is found"):

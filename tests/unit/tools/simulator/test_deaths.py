@@ -16,9 +16,8 @@ from seamless_verl.errors import ConfigError
 from seamless_verl.tools.simulator.__main__ import main, make_parser, scenarios
 from seamless_verl.tools.simulator.engine import SimulatedGroup, SimulatedUse
 from seamless_verl.tools.simulator.machine import MachineProfile
-from seamless_verl.tools.simulator.scenario import BOTH, ROLLOUT, TRAIN, Deaths, Scenario, Scheduler
+from seamless_verl.tools.simulator.scenario import BOTH, ROLLOUT, TRAIN, Deaths, Scenario, Scheduler, SimulatedWorkload
 from seamless_verl.tools.simulator.simulate import Simulation, simulate
-from seamless_verl.tools.simulator.workload import SimulatedTurn, SimulatedWorkload
 
 SMALL = SimulatedWorkload(prompts=4, samples=2, median=30.0, sigma=1.0, cap=300)
 DEVICES = (BOTH, BOTH, ROLLOUT, ROLLOUT, ROLLOUT)
@@ -110,19 +109,6 @@ def test_tail_batching_and_samplers_hold_whatever_dies(plan: Deaths, more: dict[
     assert run.groups.trained == 8 * SMALL.prompts
     assert max(result.max_staleness, result.max_token_age) <= run.scenario.scheduler.max_staleness
     assert run.trainer.tail.deferred == [] and run.groups.deferred == run.trainer.tail.begun_again
-
-
-def test_a_call_that_is_dropped_after_its_replica_died_is_not_begun_again() -> None:
-    cluster = Simulation(scenario()).cluster
-    kept, dropped = (SimulatedGroup.of(n, 1, [(SimulatedTurn(50),)]).samples[0] for n in range(2))
-    for sample in (kept, dropped):
-        cluster.enqueue(sample)
-    cluster.place_waiting()
-    for device in cluster.devices:
-        cluster.cut(device)
-    cluster.drop_samples({dropped})
-    cluster.advance()
-    assert [entry[2] for entry in cluster._queue] == [kept]
 
 
 def test_a_death_takes_as_long_as_the_restart_and_its_calls_go_on_elsewhere() -> None:

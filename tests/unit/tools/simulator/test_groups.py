@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 from seamless_verl.algorithms.samplers import SAMPLERS
 from seamless_verl.errors import ConfigError
 from seamless_verl.tools.simulator.__main__ import main
-from seamless_verl.tools.simulator.scenario import Scenario, Scheduler
+from seamless_verl.tools.simulator.scenario import Scenario, Scheduler, SimulatedWorkload
 from seamless_verl.tools.simulator.simulate import Simulation, simulate
-from seamless_verl.tools.simulator.workload import SimulatedWorkload
 
 RATES = (0.0, 0.125, 0.25, 0.5, 0.75, 1.0)
 SMALL = SimulatedWorkload(prompts=4, samples=4, median=20.0, sigma=1.0, cap=200, pass_rates=RATES)

@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from seamless_verl.errors import ConfigError
 from seamless_verl.resources.lending.marginal import Marginal
 from seamless_verl.resources.lending.policy import Decision, LendingView
 from seamless_verl.tools.compare.workloads import WORKLOADS as BENCH_WORKLOADS
@@ -18,9 +17,18 @@ from seamless_verl.tools.simulator.__main__ import main
 from seamless_verl.tools.simulator.engine import SimulatedEngine, SimulatedGroup, SimulatedUse
 from seamless_verl.tools.simulator.machine import ONE_CORE, MachineProfile
 from seamless_verl.tools.simulator.report import MEASURED, MeasuredRun, simulate_run
-from seamless_verl.tools.simulator.scenario import BOTH, ROLLOUT, SCHEDULERS, TRAIN, Scenario, Scheduler
+from seamless_verl.tools.simulator.scenario import (
+    BOTH,
+    ROLLOUT,
+    SCHEDULERS,
+    TRAIN,
+    WORKLOADS,
+    Scenario,
+    Scheduler,
+    SimulatedTurn,
+    SimulatedWorkload,
+)
 from seamless_verl.tools.simulator.simulate import Simulation, simulate
-from seamless_verl.tools.simulator.workload import WORKLOADS, SimulatedTurn, SimulatedWorkload, workload_named
 
 SMALL = SimulatedWorkload(prompts=4, samples=2, median=30.0, sigma=1.0, cap=300)
 LAYOUTS = ((BOTH, BOTH), (BOTH, ROLLOUT), (TRAIN, ROLLOUT), (BOTH, BOTH, ROLLOUT))
@@ -37,7 +45,7 @@ schedulers = st.builds(
     updates=st.sampled_from([1, 2, 4]),
     drop=st.booleans(),
     oldest_first=st.booleans(),
-    carry=st.sampled_from([None, True]),
+    carry=st.booleans(),
     cut_at_sync=st.booleans(),
     prefetch=st.booleans(),
     early_pause=st.booleans(),
@@ -53,11 +61,20 @@ machines = st.builds(
 
 @given(st.sampled_from(LAYOUTS), schedulers, machines, st.integers(0, 5))
 @settings(max_examples=40, deadline=None)
-def test_seconds_add_up_and_the_bound_is_never_passed(
+def test_seconds_and_tokens_add_up_and_the_bound_is_never_passed(
     devices: tuple[frozenset[str], ...], scheduler: Scheduler, machine: MachineProfile, seed: int
 ) -> None:
+    """Every token is generated once, and counted under a version."""
     run = Simulation(scenario(devices=devices, scheduler=scheduler, machine=machine, seed=seed))
+    submitted, submit = list[SimulatedGroup](), run.groups.submit
+    run.groups.submit = lambda group: (submitted.append(group), submit(group))  # type: ignore[assignment,func-returns-value]
     result = run.run()
+    done = [sample for group in submitted if not group.unfinished for sample in group.samples]
+    assert len(done) >= 8 * SMALL.prompts * SMALL.samples
+    for sample in done:
+        assert sample.generated == pytest.approx(sample.tokens)
+        assert 0 <= sample.version_tokens <= 8 * sample.tokens
+    assert -1e-9 <= result.mean_token_age <= result.max_token_age + 1e-9
     for shares in result.shares.values():
         assert sum(shares.values()) == pytest.approx(1)
         assert min(shares.values()) >= 0
@@ -66,23 +83,6 @@ def test_seconds_add_up_and_the_bound_is_never_passed(
     assert result.max_token_age <= scheduler.max_staleness
     assert run.groups.trained == 8 * SMALL.prompts
     assert result.bound_step_s <= result.step_s
-
-
-@given(st.sampled_from(LAYOUTS), st.booleans(), st.integers(0, 5))
-@settings(max_examples=20, deadline=None)
-def test_every_token_is_generated_once_and_counted_under_a_version(
-    devices: tuple[frozenset[str], ...], carry: bool, seed: int
-) -> None:
-    run = Simulation(scenario(devices=devices, scheduler=Scheduler(carry=carry, max_staleness=4), seed=seed))
-    submitted, submit = list[SimulatedGroup](), run.groups.submit
-    run.groups.submit = lambda group: (submitted.append(group), submit(group))  # type: ignore[assignment,func-returns-value]
-    result = run.run()
-    done = [s for group in submitted if not group.unfinished for s in group.samples]
-    assert len(done) >= 8 * SMALL.prompts * SMALL.samples
-    for sample in done:
-        assert sample.generated == pytest.approx(sample.tokens)
-        assert 0 <= sample.version_tokens <= 8 * sample.tokens
-    assert 0 <= result.mean_token_age <= result.max_token_age
 
 
 @given(
@@ -106,20 +106,11 @@ def test_with_tail_batching_every_prompt_is_trained_once_on_the_step_s_own_weigh
 
 def test_tail_batching_is_faster_where_lengths_have_a_tail_and_gains_nothing_where_they_have_none() -> None:
     """Of 16 prompts with W2's lengths 3 more; docs/layouts.md has the table."""
-    plain = Scenario(workload_named("w2"), (BOTH, BOTH), Scheduler(max_staleness=0, updates=1), seats=64, steps=60)
+    plain = Scenario(WORKLOADS["w2"], (BOTH, BOTH), Scheduler(max_staleness=0, updates=1), seats=64, steps=60)
     batched = replace(plain, scheduler=replace(plain.scheduler, tail_batching=0.1875))
     assert simulate(batched).tokens_per_s > 1.15 * simulate(plain).tokens_per_s
-    even, even_batched = (replace(run, workload=workload_named("w1"), steps=20) for run in (plain, batched))
+    even, even_batched = (replace(run, workload=WORKLOADS["w1"], steps=20) for run in (plain, batched))
     assert simulate(even_batched).tokens_per_s < 1.02 * simulate(even).tokens_per_s
-
-
-def test_a_group_that_is_dropped_before_its_first_call_is_not_generated() -> None:
-    run = Simulation(scenario())
-    run.trainer.submit(2)
-    dropped, kept = run.groups.generating
-    run.groups.drop(dropped)
-    run.cluster.advance()
-    assert run.cluster.waiting == len(kept.samples)
 
 
 def test_where_the_bound_is_not_enforced_it_is_passed() -> None:
@@ -137,12 +128,12 @@ def test_the_same_seed_gives_the_same_run_and_another_one_another() -> None:
 
 
 def test_every_scheduler_sees_the_same_prompts() -> None:
-    drawn = workload_named("w2").group(1, 7)
-    assert drawn == workload_named("w2").group(1, 7) != workload_named("w2").group(1, 8)
-    lengths = [turn.tokens for n in range(400) for (turn,) in workload_named("w2").group(1, n)]
+    drawn = WORKLOADS["w2"].group(1, 7)
+    assert drawn == WORKLOADS["w2"].group(1, 7) != WORKLOADS["w2"].group(1, 8)
+    lengths = [turn.tokens for n in range(400) for (turn,) in WORKLOADS["w2"].group(1, n)]
     assert sorted(lengths)[len(lengths) // 2] == pytest.approx(50, rel=0.1)
     assert max(lengths) == 1792
-    tools = [turns[0].tool_s for n in range(400) for turns in workload_named("w3").group(1, n)]
+    tools = [turns[0].tool_s for n in range(400) for turns in WORKLOADS["w3"].group(1, n)]
     assert sum(tools) / len(tools) == pytest.approx(WORKLOADS["w3"].tool_mean_s, rel=0.1)
 
 
@@ -192,35 +183,35 @@ def test_the_rate_curve_goes_through_what_was_measured_and_rises_between() -> No
 
 
 def test_an_engine_runs_calls_side_by_side_and_a_cut_call_continues() -> None:
-    engine = SimulatedEngine(seats=2)
-    short, long = (SimulatedGroup.of(0, 1, [(SimulatedTurn(tokens),)]).samples[0] for tokens in (10, 30))
+    engine = SimulatedEngine(seats=2, prefill_token_s=0.01)
+    short, long = SimulatedGroup(0, 1).add([(SimulatedTurn(10),), (SimulatedTurn(30),)])
     for sample in (short, long):
-        engine.add(sample, 0, prefill_token_s=1.0)
+        engine.add(sample)
     engine.advance(engine.steps_to_next_end())
-    assert engine.ended(0) == [short] and engine.longest == 20
+    assert engine.ended() == [short] and engine.longest == 20
     engine.advance(5)
-    assert engine.cut(0) == [long] and (long.remaining, long.recomputed) == (15, 15)
-    engine.add(long, 1, prefill_token_s=0.01)
+    assert engine.cut() == [long] and (long.remaining, long.context) == (15, 15)
+    engine.add(long)
     assert (engine.stalled_s, engine.steps_to_next_end()) == (pytest.approx(0.15), 15)
 
 
 def test_tokens_belong_to_the_weights_they_were_generated_with() -> None:
     cluster = Simulation(scenario()).cluster
-    engine, (sample,) = cluster.devices[0].engine, SimulatedGroup.of(0, 1, [(SimulatedTurn(10),)]).samples
-    engine.add(sample, 0, prefill_token_s=0.0)
+    engine, (sample,) = cluster.devices[0].engine, SimulatedGroup(0, 1).add([(SimulatedTurn(10),)])
+    engine.add(sample)
     engine.advance(4)
     cluster.commit(1)
     engine.advance(6)
-    assert engine.ended(cluster.version) == [sample]
+    assert engine.ended() == [sample]
     assert (sample.first_version, sample.generated, sample.version_tokens) == (0, 10, 6)
 
 
 def test_multiplexing_leaves_less_idle_than_disjoint_devices_and_than_waiting_for_whole_batches() -> None:
-    even = Scenario(workload_named("w1"), (BOTH, BOTH), Scheduler(max_staleness=1), steps=10)
+    even = Scenario(WORKLOADS["w1"], (BOTH, BOTH), Scheduler(max_staleness=1), steps=10)
     multiplexed, disjoint = simulate(even), simulate(replace(even, devices=(TRAIN, ROLLOUT)))
     assert multiplexed.tokens_per_s > 1.3 * disjoint.tokens_per_s
     assert multiplexed.idle_share < 0.05 < 0.25 < disjoint.idle_share
-    uneven = replace(even, workload=workload_named("w2"), scheduler=Scheduler(max_staleness=4, ahead=1))
+    uneven = replace(even, workload=WORKLOADS["w2"], scheduler=Scheduler(max_staleness=4, ahead=1))
     synchronous = replace(uneven, scheduler=SCHEDULERS["sync"])
     assert simulate(uneven).tokens_per_s > 1.4 * simulate(synchronous).tokens_per_s
 
@@ -234,7 +225,7 @@ def test_runs_come_out_near_what_was_measured(row: MeasuredRun) -> None:
 
 @pytest.mark.parametrize("name", ["w1", "w2", "w3"])
 def test_a_workload_of_the_bench_is_drawn_as_there(name: str) -> None:
-    drawn, bench = replace(workload_named(name), bench=name), BENCH_WORKLOADS[name]
+    drawn, bench = replace(WORKLOADS[name], bench=name), BENCH_WORKLOADS[name]
     bench = bench.with_turn(drawn.tool_mean_s)
     for number in range(20):
         for sample, turns in enumerate(drawn.group(1, number)):
@@ -272,8 +263,3 @@ def test_the_command_prints_a_table_json_and_mistakes(capsys: pytest.CaptureFixt
     ):
         assert main(wrong) == 2
         assert message in capsys.readouterr().err
-
-
-def test_calls_frozen_for_good_are_refused() -> None:
-    with pytest.raises(ConfigError, match="carry=False"):
-        Scheduler(policy="never", carry=False)

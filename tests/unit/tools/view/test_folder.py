@@ -91,20 +91,14 @@ def test_folders_that_cannot_be_read_are_passed_over(tmp_path: Path) -> None:
     assert "it has no run" in refused(Path("/proc/self"))
 
 
-def test_it_runs_while_it_holds_its_lock(tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    run.mkdir()
-    assert RunFiles.of(run).running is False
-    with only_writer(run):
-        assert RunFiles.of(run).running is True
-    assert RunFiles.of(run).running is False
-
-
-def test_it_runs_by_whatever_name_it_is_reached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_runs_while_it_holds_its_lock_by_whatever_name_it_is_reached(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (run := tmp_path / "run").mkdir()
     (link := tmp_path / "link").symlink_to(run)
     monkeypatch.chdir(run)
-    for name in (Path(), Path("../run"), link):
+    for name in (run, Path(), Path("../run"), link):
         assert RunFiles.of(name).running is False
         with only_writer(run):
             assert RunFiles.of(name).running is True
+        assert RunFiles.of(name).running is False

@@ -8,7 +8,7 @@ import pytest
 
 from seamless_verl.errors import ConfigError
 from seamless_verl.journal import Stage
-from seamless_verl.journal.index import SessionEntry
+from seamless_verl.tools.view.index import SessionEntry
 from seamless_verl.tools.view.sessions import (
     GROUP_SORTS,
     SORTS,

@@ -1,0 +1,149 @@
+"""verl's Megatron engine computes what sequences of a micro-batch share once, where that is proven to be exact.
+
+Only the pass through the model is ours. verl's engine computes log-probabilities, entropies and sums of squares of the
+logits, here on edges, and they are given back in its own nested shape. So all losses stay the same functions of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import torch
+from megatron.core.models.gpt.gpt_model import GPTModel
+from torch import Tensor
+from verl.utils import tensordict_utils as tu
+from verl.utils.dataset.dataset_utils import DatasetPadMode
+from verl.utils.device import get_device_id
+from verl.utils.megatron_utils import unwrap_model
+from verl.utils.model import extract_multi_modal_inputs
+
+from seamless_verl.platform.megatron.layers import SDPAttention
+from seamless_verl.shared_prefixes.forward import edge_logits, on_device, unpack_edges
+from seamless_verl.shared_prefixes.layout import Forest, build_forest
+
+LEAST_SAVED = 0.05
+"""Share of a micro-batch's tokens from which a forest is computed in place of them."""
+TOKENS_SAVED = "seamless/shared/tokens_saved"
+
+
+class SharesPrefixes:
+    """Stands before a Megatron engine of verl among a class's bases; it shares when `share_prefixes` was called.
+
+    A micro-batch in which little is shared, or that asks for what is not proven, is verl's own.
+    """
+
+    sharing = False
+
+    def share_prefixes(self) -> str | None:
+        """Called when the model is built: share from now on, or return what stands against it."""
+        found = obstacle(self)
+        self.sharing = found is None
+        return found
+
+    def forward_step(
+        self,
+        batch_iter: Iterator[Any],
+        model: Any,
+        logits_processor_func: Callable[..., Any] | None,
+        postprocess_micro_batch_func: Callable[..., Any],
+    ) -> Any:
+        """One micro-batch: what the model says of it, and the function that makes the loss of that."""
+        step = super().forward_step  # type: ignore[misc]
+        if not self.sharing:
+            return step(batch_iter, model, logits_processor_func, postprocess_micro_batch_func)
+        batch = next(batch_iter)
+        forest = shareable(batch)
+        finish = postprocess_micro_batch_func
+        if torch.is_grad_enabled():
+            finish = partial(with_share, finish, share_saved(forest))
+        if forest is None:
+            return step(iter([batch]), model, logits_processor_func, finish)
+        batch = batch.to(get_device_id())
+        output = self.of_forest(forest, batch, model, logits_processor_func)
+        return output, partial(finish, data=batch, local_cp_size=None)
+
+    def of_forest(self, forest: Forest, batch: Any, model: Any, loss: Callable[..., Any] | None) -> dict[str, Tensor]:
+        """What verl's engine computes of logits, nested [sequences, tokens]."""
+        device = batch["input_ids"].device
+        logits = edge_logits(model, unwrap_model(model), forest, device)
+        temperature = torch.full(logits.shape[:2], temperatures(batch)[0], dtype=torch.float32, device=device)
+        ask = partial(tu.get_non_tensor_data, batch, default=False)
+        computed = self._lm_head_logits_processor(  # type: ignore[attr-defined]
+            logits,
+            on_device(forest.labels, device)[None],
+            temperature,
+            calculate_sum_pi_squared=ask(key="calculate_sum_pi_squared"),
+            calculate_entropy=ask(key="calculate_entropy"),
+            distillation_use_topk=False,
+            distillation_only=False,
+            logits_processor_func=loss,
+            batch=batch,
+            data_format="thd",
+        )
+        return {name: unpack_edges(values, forest) for name, values in computed.items()}
+
+
+def shareable(batch: Any) -> Forest | None:
+    """The forest of a micro-batch's sequences; None where it saves too little, or the batch asks for more than this."""
+    ask = partial(tu.get_non_tensor_data, batch)
+    if any(ask(key=key, default=False) for key in ("distillation_use_topk", "distillation_only")):
+        return None
+    if ask(key="pad_mode", default=DatasetPadMode.NO_PADDING) != DatasetPadMode.NO_PADDING:
+        return None
+    if extract_multi_modal_inputs(batch.get("multi_modal_inputs", [])) or len(set(temperatures(batch))) != 1:
+        return None
+    forest = build_forest([ids.tolist() for ids in batch["input_ids"].unbind()])
+    return forest if share_saved(forest) >= LEAST_SAVED and len(forest.edges) else None
+
+
+def share_saved(forest: Forest | None) -> float:
+    """Of the tokens of a micro-batch, the share that is not computed again."""
+    return forest.saved / (forest.saved + len(forest.tokens)) if forest is not None and forest.saved else 0.0
+
+
+def temperatures(batch: Any) -> list[float]:
+    """The temperature of each sequence, or the one of all."""
+    given = batch["temperature"]
+    return given.flatten().tolist() if isinstance(given, Tensor) else [float(given)]
+
+
+def with_share(postprocess: Callable[..., Any], share: float, output: Any, **more: Any) -> Any:
+    """What `postprocess` returns, with the share that was saved among the metrics that are its last element."""
+    result = postprocess(output, **more)
+    result[-1]["metrics"][TOKENS_SAVED] = share
+    return result
+
+
+def obstacle(engine: Any) -> str | None:
+    """The first thing of a built engine that a forest is not proven for; None without any."""
+    own, of_model, config = engine.engine_config, engine.model_config, engine.tf_config
+    attentions = [m.core_attention for chunk in engine.module for m in chunk.modules() if hasattr(m, "core_attention")]
+    gpt = unwrap_model(engine.module[0])
+    against = {
+        "a model other than Megatron's GPT": not isinstance(gpt, GPTModel),
+        "several chunks of a model": len(engine.module) != 1,
+        "tensor parallelism": own.tensor_model_parallel_size > 1,
+        "pipeline parallelism": own.pipeline_model_parallel_size > 1,
+        "context parallelism": own.context_parallel_size > 1 or own.dynamic_context_parallel,
+        "experts": bool(config.num_moe_experts),
+        "multi-token prediction": bool(of_model.mtp.enable or config.mtp_num_layers),
+        "adapters": of_model.lora.get("rank", 0) > 0 or getattr(engine, "peft_cls", None) is not None,
+        "a model of images": hasattr(of_model.hf_config, "vision_config"),
+        "fused kernels for the loss": own.use_fused_kernels,
+        "padded batches (use_remove_padding=False)": not own.use_remove_padding,
+        "padding to a fixed length": own.pad_to_length,
+        "replayed routes": engine.enable_routing_replay,
+        "loss per token in Megatron": config.calculate_per_token_loss,
+        "attention that is linear, or sparse": config.experimental_attention_variant is not None,
+        "latent attention": config.multi_latent_attention,
+        "a sliding window": config.window_size is not None,
+        "attention with sinks": config.softmax_type != "vanilla",
+        "attention other than the plain layers'": {type(one) for one in attentions} != {SDPAttention},
+        "dropout": bool(config.attention_dropout or config.hidden_dropout),
+        "positions other than rotary": gpt.position_embedding_type != "rope",
+        "fused rotary embeddings": config.apply_rope_fusion,
+        "FP8": config.fp8 is not None,
+    }
+    return next((name for name, found in against.items() if found), None)

@@ -1,0 +1,101 @@
+"""A forward pass of Megatron's GPT over a forest, and what it gives each sequence, in verl's nested shape.
+
+The forest goes through the model as one packed sequence. Three things of the model depend on the order of tokens, and
+each learns of the forest: attention by `ForestParams`, rotary embeddings by the rows' positions, and the output layer,
+which projects what an edge leaves alone. All else of a dense model is computed for each token by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from megatron.core.packed_seq_params import PackedSeqParams
+from torch import Tensor
+
+from seamless_verl.shared_prefixes.layout import Forest, Ints
+
+
+@dataclass
+class ForestParams(PackedSeqParams):
+    """What attention is told of packed tokens, where these are a forest's rows."""
+
+    forest: Forest | None = None
+
+    @classmethod
+    def of(cls, forest: Forest, device: torch.device) -> ForestParams:
+        """Rotary embeddings are computed for as many positions as the longest sequence has."""
+        bounds = torch.tensor([0, len(forest.tokens)], dtype=torch.int32, device=device)
+        return cls(
+            qkv_format="thd", cu_seqlens_q=bounds, cu_seqlens_kv=bounds, max_seqlen_q=forest.longest,
+            max_seqlen_kv=forest.longest, forest=forest,
+        )  # fmt: skip
+
+
+def edge_logits(model: Any, gpt: Any, forest: Forest, device: torch.device) -> Tensor:
+    """The logits that predict the token of each edge, [1, edges, vocabulary / tp].
+
+    `model` is called; `gpt` is the GPTModel in it, whose rotary embeddings and output layer learn of the forest.
+    """
+    sources = on_device(forest.sources, device)
+    with positions_of_rows(gpt, forest, device), projecting(gpt, sources):
+        logits: Tensor = model(
+            input_ids=on_device(forest.tokens, device)[None], position_ids=None, attention_mask=None,
+            packed_seq_params=ForestParams.of(forest, device),
+        )  # fmt: skip
+    return logits
+
+
+@contextmanager
+def positions_of_rows(gpt: Any, forest: Forest, device: torch.device) -> Iterator[None]:
+    """Give each row the rotary embedding of its position on its path: [rows, 1, 1, size].
+
+    Megatron takes an embedding that has as many rows as there are packed tokens for one of each token.
+    """
+    positions = on_device(forest.positions, device)
+
+    def of_rows(module: Any, inputs: Any, embedding: Tensor) -> Tensor:
+        return embedding.index_select(0, positions)
+
+    hook = gpt.rotary_pos_emb.register_forward_hook(of_rows)
+    try:
+        yield
+    finally:
+        hook.remove()
+
+
+@contextmanager
+def projecting(gpt: Any, rows: Tensor) -> Iterator[None]:
+    """Have the output layer project these rows of the hidden states, [rows of the forest, 1, size], and no others."""
+
+    def of_rows(module: Any, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        return inputs[0].index_select(0, rows), *inputs[1:]
+
+    hook = gpt.output_layer.register_forward_pre_hook(of_rows)
+    try:
+        yield
+    finally:
+        hook.remove()
+
+
+def unpack_edges(values: Tensor, forest: Forest) -> Tensor:
+    """What was computed on edges, [1, edges], for each sequence: nested [sequences, its tokens].
+
+    A token has the value of the edge that it leaves by. The last one leaves by none and has 0. verl has the value there
+    for the next sequence's first token, which no loss reads: it is behind the last response token.
+    """
+    known = torch.cat([values[0], values.new_zeros(1)])  # behind all edges is the one of none
+    none = len(forest.edges)
+    rows = [
+        known.index_select(0, on_device(edges, values.device, *([none] if len(path) else [])))
+        for path, edges in zip(forest.paths, forest.edge_paths, strict=True)
+    ]
+    return torch.nested.as_nested_tensor(rows, layout=torch.jagged)
+
+
+def on_device(ints: Ints, device: torch.device, *more: int) -> Tensor:
+    """The array, and what is to follow it, as a tensor of int64."""
+    return torch.tensor([*ints.tolist(), *more], dtype=torch.int64, device=device)

@@ -1,0 +1,165 @@
+"""The forest of a micro-batch: its sequences merged by their longest common prefixes, so that each token stands once.
+
+Rows are the forest's tokens in depth-first order. A segment is a run of rows without a branch; its parent is the
+segment that it continues. The edge into a row leads from the row before it on its path, whose hidden state predicts it.
+So a row at a branch has one hidden state and an edge to each of its children, and every row but a path's first has one
+edge.
+
+Invariants, which `Forest.check_integrity` asserts:
+- a row comes behind the row before it, and its position is one more;
+- a segment's rows are consecutive, and the row before its first is the last of its parent;
+- no two rows have the same token and the same row before;
+- each row is on the path of a sequence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+Ints: TypeAlias = npt.NDArray[np.int64]
+ROOT = -1  # what stands before a path's first row, and what a segment at a root continues
+
+
+@dataclass(frozen=True)
+class Forest:
+    """Sequences whose common prefixes stand once.
+
+    `tokens`, `before` and `positions` are [rows]: the id, the row before on the path (ROOT: none), and the number of
+    rows before. `paths` holds, for each sequence in the order given, the rows of its tokens, [its length].
+    """
+
+    tokens: Ints
+    before: Ints
+    positions: Ints
+    paths: tuple[Ints, ...]
+
+    @cached_property
+    def starts(self) -> Ints:
+        """The first row of each segment, [segments]."""
+        if not len(self.tokens):
+            return np.zeros(0, np.int64)
+        follows = self.before == np.arange(len(self.before)) - 1
+        return np.flatnonzero(~follows | (self.before == ROOT) | (self._children[self.before] > 1))
+
+    @cached_property
+    def lengths(self) -> list[int]:
+        """Rows of each segment."""
+        ends: list[int] = np.diff(self.starts, append=len(self.tokens)).tolist()
+        return ends
+
+    @cached_property
+    def parents(self) -> list[int]:
+        """The segment that each segment continues, or ROOT; it comes earlier."""
+        before = self.before[self.starts]
+        found = np.searchsorted(self.starts, before, side="right") - 1
+        parents: list[int] = np.where(before == ROOT, ROOT, found).tolist()
+        return parents
+
+    @cached_property
+    def ancestors(self) -> list[list[int]]:
+        """For each segment, those that it continues, from the root on."""
+        chains: list[list[int]] = []
+        for parent in self.parents:
+            chains.append([] if parent == ROOT else [*chains[parent], parent])
+        return chains
+
+    @cached_property
+    def edges(self) -> Ints:
+        """The rows into which an edge leads, ascending: all but the first of each path, [edges]."""
+        return np.flatnonzero(self.before != ROOT)
+
+    @cached_property
+    def sources(self) -> Ints:
+        """For each edge the row whose hidden state predicts it, [edges]."""
+        return self.before[self.edges]
+
+    @cached_property
+    def labels(self) -> Ints:
+        """For each edge the token that is predicted, [edges]."""
+        return self.tokens[self.edges]
+
+    @cached_property
+    def edge_paths(self) -> list[Ints]:
+        """For each sequence, which edge each of its tokens but the last leads to, [its length - 1]."""
+        numbers = np.cumsum(self.before != ROOT) - 1
+        return [numbers[path[1:]] for path in self.paths]
+
+    @property
+    def longest(self) -> int:
+        """The length of the longest sequence."""
+        return max((len(path) for path in self.paths), default=0)
+
+    @property
+    def saved(self) -> int:
+        """Tokens of the sequences that are not computed again."""
+        return sum(len(path) for path in self.paths) - len(self.tokens)
+
+    @cached_property
+    def _children(self) -> npt.NDArray[np.intp]:
+        """How many edges leave each row, [rows]."""
+        return np.bincount(self.before[self.before != ROOT], minlength=len(self.before))
+
+    def check_integrity(self) -> None:
+        """Asserts the invariants of this module."""
+        rows = np.arange(len(self.tokens))
+        assert (self.before < rows).all()
+        assert (self.positions == np.where(self.before == ROOT, 0, self.positions[self.before] + 1)).all()
+        assert sum(self.lengths) == len(rows)
+        for start, parent in zip(self.starts, self.parents, strict=True):
+            assert self.before[start] == (ROOT if parent == ROOT else self.starts[parent] + self.lengths[parent] - 1)
+        assert len({*zip(self.before.tolist(), self.tokens.tolist(), strict=True)}) == len(rows)
+        assert {int(row) for path in self.paths for row in path} == set(rows.tolist())
+
+
+def build_forest(sequences: Sequence[Sequence[int] | Ints]) -> Forest:
+    """The forest of sequences of token ids, any of which may be empty or equal to another.
+
+    In sorted order a sequence shares its longest prefix with the one before it, and a prefix precedes what continues
+    it. So each appends what is new to a path that is known, in depth-first order.
+    """
+    arrays = [np.asarray(sequence, np.int64) for sequence in sequences]
+    paths: dict[int, Ints] = {}
+    tokens: list[Ints] = []
+    before: list[Ints] = []
+    rows = 0
+    last: Ints = np.zeros(0, np.int64)
+    path: Ints = np.zeros(0, np.int64)
+    for index in sorted(range(len(arrays)), key=lambda i: arrays[i].tolist()):
+        new = arrays[index]
+        shared = common_prefix(last, new)
+        added = np.arange(rows, rows + len(new) - shared)
+        if len(added):
+            tokens.append(new[shared:])
+            before.append(np.concatenate([path[shared - 1 : shared] if shared else [ROOT], added[:-1]]))
+        last, path = new, np.concatenate([path[:shared], added])
+        paths[index] = path
+        rows += len(added)
+    return Forest(
+        join(tokens), join(before), positions_of(rows, paths.values()), tuple(paths[i] for i in range(len(arrays)))
+    )
+
+
+def common_prefix(one: Ints, other: Ints) -> int:
+    """How many ids both begin with."""
+    length = min(len(one), len(other))
+    differs = one[:length] != other[:length]
+    return int(differs.argmax()) if differs.any() else length
+
+
+def positions_of(rows: int, paths: Iterable[Ints]) -> Ints:
+    """The position of each row on every path that it is on, [rows]."""
+    positions: Ints = np.zeros(rows, np.int64)
+    for path in paths:
+        positions[path] = np.arange(len(path))
+    return positions
+
+
+def join(parts: list[Ints]) -> Ints:
+    """The parts as one array; without parts an empty one."""
+    return np.concatenate(parts).astype(np.int64) if parts else np.zeros(0, np.int64)

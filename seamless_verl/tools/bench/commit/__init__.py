@@ -1,1 +1,0 @@
-"""Measures what a weight commit costs; see `__main__`."""

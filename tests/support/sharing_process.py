@@ -1,0 +1,102 @@
+"""verl's Megatron engine, twice from the same weights: with what sequences share computed once, and without.
+
+Run as `python -c "from support.sharing_process import main; main()" CASE.json`. It writes what both computed to
+`<out>/found.pt`: outputs of a forward pass; losses, gradient norms, weights and seconds of updates with verl's loss.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+import time
+from functools import partial
+from typing import Any
+
+import torch
+from verl.utils import tensordict_utils as tu
+from verl.workers.config import McoreActorConfig
+from verl.workers.utils.losses import ppo_loss
+
+from support.megatron_process import begin_alone, build_engine
+
+
+def group(prompts: list[int], samples: int, answer: int, ids: int) -> list[tuple[list[int], list[int]]]:
+    """Samples of prompts of these lengths, each with an answer of `answer` tokens."""
+    rng = random.Random(5)
+    found = []
+    for length in prompts:
+        prompt = [rng.randrange(ids) for _ in range(length)]
+        answers = [[rng.randrange(ids) for _ in range(answer)] for _ in range(samples)]
+        found += [(prompt, one) for one in answers]
+    return found
+
+
+def batch_of(rows: list[tuple[list[int], list[int]]], tokens: int) -> Any:
+    """The columns of an update, with advantages of either sign."""
+    torch.manual_seed(7)
+    columns: dict[str, list[torch.Tensor]] = {}
+    for prompt, answer in rows:
+        ids = torch.tensor(prompt + answer)
+        mask = torch.ones(len(answer), dtype=torch.long)
+        row = {
+            "input_ids": ids, "prompts": ids[: len(prompt)], "responses": ids[len(prompt) :], "response_mask": mask,
+            "position_ids": torch.arange(len(ids)), "loss_mask": torch.cat([torch.zeros(len(prompt)).long(), mask]),
+            "advantages": torch.randn(len(answer)), "old_log_probs": -5 - torch.rand(len(answer)),
+        }  # fmt: skip
+        for name, values in row.items():
+            columns.setdefault(name, []).append(values)
+    nested = {name: torch.nested.as_nested_tensor(values, layout=torch.jagged) for name, values in columns.items()}
+    none = {"multi_modal_inputs": [{} for _ in rows]}  # a column of every row in a run
+    options = {"use_remove_padding": True, "use_dynamic_bsz": True, "max_token_len_per_gpu": tokens}
+    options |= {"use_fused_kernels": False, "temperature": 1.0, "pad_mode": "no_padding", "calculate_entropy": True}
+    return tu.get_tensordict(
+        nested | none, options | {"global_batch_size": len(rows), "calculate_sum_pi_squared": True}
+    )
+
+
+def weights_of(engine: Any) -> dict[str, torch.Tensor]:
+    return {name: w.detach().float().clone() for name, w in engine.module[0].named_parameters()}
+
+
+def restore(engine: Any, weights: dict[str, torch.Tensor]) -> None:
+    with torch.no_grad():
+        for name, parameter in engine.module[0].named_parameters():
+            parameter.copy_(weights[name])
+
+
+def forward_pass(engine: Any, data: Any) -> dict[str, list[torch.Tensor]]:
+    with engine.eval_mode(), torch.no_grad():
+        output = engine.infer_batch(data, loss_function=None)["model_output"]
+    return {name: [row.float() for row in values.unbind()] for name, values in output.items()}
+
+
+def update(engine: Any, data: Any, loss: Any) -> dict[str, Any]:
+    begun = time.perf_counter()
+    with engine.train_mode():
+        output = engine.train_batch(data, loss_function=loss)
+    return {
+        "seconds": time.perf_counter() - begun, "loss": sum(output["loss"]),
+        "gradient": float(output["metrics"]["grad_norm"]), "metrics": output["metrics"], "weights": weights_of(engine),
+    }  # fmt: skip
+
+
+def main() -> None:
+    case = begin_alone(sys.argv[1])
+    config = McoreActorConfig(
+        strategy="megatron", ppo_mini_batch_size=8, ppo_micro_batch_size_per_gpu=8, rollout_n=1, entropy_coeff=0.01,
+    )  # fmt: skip
+    loss = partial(ppo_loss, config=config)
+    rows = group(case["prompts"], case["samples"], case["answer"], case["ids"])
+    engines: dict[str, Any] = {"alone": build_engine(case), "shared": build_engine(case)}
+    found: dict[str, Any] = {name: {"updates": []} for name in engines}
+    for name, engine in engines.items():
+        engine.initialize()
+        if name == "shared":
+            found[name]["obstacle"] = engine.share_prefixes()
+            restore(engine, weights_of(engines["alone"]))
+        found[name]["outputs"] = forward_pass(engine, batch_of(rows, case["tokens"]))
+    for _ in range(case["updates"]):  # one after the other, so that what else the machine does meets both
+        for name, engine in engines.items():
+            found[name]["updates"].append(update(engine, batch_of(rows, case["tokens"]), loss))
+    torch.save(found, f"{case['out']}/found.pt")
+    torch.distributed.destroy_process_group()
