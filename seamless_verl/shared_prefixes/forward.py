@@ -14,6 +14,8 @@ from typing import Any
 
 import torch
 from megatron.core.packed_seq_params import PackedSeqParams
+from megatron.core.parallel_state import get_tensor_model_parallel_rank, get_tensor_model_parallel_world_size
+from megatron.core.tensor_parallel import gather_from_sequence_parallel_region
 from torch import Tensor
 
 from seamless_verl.shared_prefixes.layout import Forest, Ints
@@ -38,15 +40,21 @@ class ForestParams(PackedSeqParams):
 def edge_logits(model: Any, gpt: Any, forest: Forest, device: torch.device) -> Tensor:
     """The logits that predict the token of each edge, [1, edges, vocabulary / tp].
 
-    `model` is called; `gpt` is the GPTModel in it, whose rotary embeddings and output layer learn of the forest.
+    `model` is called; `gpt` is the GPTModel in it, whose rotary embeddings and output layer learn of the forest. A
+    stage of a pipeline that is not the last returns what the next one takes.
     """
-    sources = on_device(forest.sources, device)
-    with positions_of_rows(gpt, forest, device), projecting(gpt, sources):
-        logits: Tensor = model(
-            input_ids=on_device(forest.tokens, device)[None], position_ids=None, attention_mask=None,
-            packed_seq_params=ForestParams.of(forest, device),
+    rows = forest.padded(split_by(gpt))
+    with positions_of_rows(gpt, rows, device), projecting(gpt, on_device(forest.sources, device)):
+        output: Tensor = model(
+            input_ids=on_device(rows.tokens, device)[None], position_ids=None, attention_mask=None,
+            packed_seq_params=ForestParams.of(rows, device),
         )  # fmt: skip
-    return logits
+    return output[:, : len(forest.edges)] if gpt.post_process else output
+
+
+def split_by(gpt: Any) -> int:
+    """Over how many ranks hidden states are split by rows: those of sequence parallelism."""
+    return get_tensor_model_parallel_world_size() if gpt.config.sequence_parallel else 1
 
 
 @contextmanager
@@ -69,10 +77,22 @@ def positions_of_rows(gpt: Any, forest: Forest, device: torch.device) -> Iterato
 
 @contextmanager
 def projecting(gpt: Any, rows: Tensor) -> Iterator[None]:
-    """Have the output layer project these rows of the hidden states, [rows of the forest, 1, size], and no others."""
+    """Have the output layer, if this stage has it, project these rows of the hidden states and no others.
+
+    Those are [rows of the forest, 1, size]. Where ranks have a part of the rows each, the output layer gathers them: so
+    each rank takes its part of what is projected, filled up with the first row, which the caller cuts off.
+    """
+    if not gpt.post_process:
+        yield
+        return
+    ranks = split_by(gpt)
+    if ranks > 1:
+        filled = torch.cat([rows, rows.new_zeros(-len(rows) % ranks)])
+        rows = filled.chunk(ranks)[get_tensor_model_parallel_rank()]
 
     def of_rows(module: Any, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        return inputs[0].index_select(0, rows), *inputs[1:]
+        hidden = inputs[0] if ranks == 1 else gather_from_sequence_parallel_region(inputs[0])
+        return hidden.index_select(0, rows), *inputs[1:]
 
     hook = gpt.output_layer.register_forward_pre_hook(of_rows)
     try:

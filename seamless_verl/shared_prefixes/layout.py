@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from typing import TypeAlias
 
 import numpy as np
@@ -105,6 +106,11 @@ class Forest:
         """How many edges leave each row, [rows]."""
         return np.bincount(self.before[self.before != ROOT], minlength=len(self.before))
 
+    def padded(self, multiple: int) -> Forest:
+        """With rows that no sequence has, each a segment at a root, so that the rows are a multiple of this."""
+        added = np.zeros(-len(self.tokens) % multiple, np.int64)
+        return Forest(*map(join, ([self.tokens, added], [self.before, added + ROOT], [self.positions, added])), self.paths)
+
     def check_integrity(self) -> None:
         """Asserts the invariants of this module."""
         rows = np.arange(len(self.tokens))
@@ -120,29 +126,36 @@ class Forest:
 def build_forest(sequences: Sequence[Sequence[int] | Ints]) -> Forest:
     """The forest of sequences of token ids, any of which may be empty or equal to another.
 
-    In sorted order a sequence shares its longest prefix with the one before it, and a prefix precedes what continues
-    it. So each appends what is new to a path that is known, in depth-first order.
+    In sorted order each appends what is new to the path of the one before it, in depth-first order.
     """
     arrays = [np.asarray(sequence, np.int64) for sequence in sequences]
     paths: dict[int, Ints] = {}
     tokens: list[Ints] = []
     before: list[Ints] = []
     rows = 0
-    last: Ints = np.zeros(0, np.int64)
     path: Ints = np.zeros(0, np.int64)
-    for index in sorted(range(len(arrays)), key=lambda i: arrays[i].tolist()):
+    for index, shared in zip(*sort_by_prefix(arrays), strict=True):
         new = arrays[index]
-        shared = common_prefix(last, new)
         added = np.arange(rows, rows + len(new) - shared)
         if len(added):
             tokens.append(new[shared:])
             before.append(np.concatenate([path[shared - 1 : shared] if shared else [ROOT], added[:-1]]))
-        last, path = new, np.concatenate([path[:shared], added])
+        path = np.concatenate([path[:shared], added])
         paths[index] = path
         rows += len(added)
     return Forest(
         join(tokens), join(before), positions_of(rows, paths.values()), tuple(paths[i] for i in range(len(arrays)))
     )
+
+
+def sort_by_prefix(sequences: Sequence[Ints]) -> tuple[list[int], list[int]]:
+    """The indices of the sequences in the order of their ids, and how many ids each begins with like the one before.
+
+    In this order a sequence shares its longest prefix with its neighbours, and a prefix precedes what continues it.
+    """
+    order = sorted(range(len(sequences)), key=lambda i: sequences[i].tolist())
+    shared = [common_prefix(sequences[i], sequences[j]) for i, j in pairwise(order)]
+    return order, [0, *shared][: len(order)]
 
 
 def common_prefix(one: Ints, other: Ints) -> int:

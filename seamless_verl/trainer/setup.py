@@ -53,6 +53,7 @@ from seamless_verl.trainer.replay_buffer import SeamlessReplayBuffer
 from seamless_verl.trainer.replica_starts import ReplicaStarter, noticed_s
 from seamless_verl.trainer.sampled_prompts import SampledPrompts, sampling_of
 from seamless_verl.trainer.servers import SeamlessServers
+from seamless_verl.trainer.shared_prefixes import SharedPrefixes
 from seamless_verl.weights.commit import Transfer, WeightCommit
 from seamless_verl.weights.update import Reach
 
@@ -258,6 +259,10 @@ class RunSetup:
 
         generating = [device for own in devices.rollout.values() for device in own]
         return DeviceTime(self.folder, [*devices.training, *generating], collect)
+
+    def shared_prefixes(self, groups: Iterable[Any]) -> SharedPrefixes | None:
+        """What has these groups' workers compute shared prefixes once, if that is asked for."""
+        return SharedPrefixes(groups) if self.seamless.shared_prefixes == "auto" else None
 
     def commit(self, device_time: DeviceTime) -> WeightCommit:
         """The commit of weights to the replicas."""

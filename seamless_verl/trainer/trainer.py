@@ -169,6 +169,7 @@ class SeamlessTrainer(PPOTrainer):  # type: ignore[misc]
             self._before_computation,
         )
         computing = {name: getattr(self, name, None) for name in ("actor_rollout_wg", "ref_policy_wg")}
+        self.shared_prefixes = setup.shared_prefixes({id(group): group for group in computing.values()}.values())
         self.lending.wrap_computations(computing, {ACTORS_UPDATE: BatchPrefetch})
         self.groups = setup.group_wait(self.feed, self.lending, self.starter, self.commit, self.poll_s)
 
@@ -208,20 +209,11 @@ class SeamlessTrainer(PPOTrainer):  # type: ignore[misc]
             del parts[PROMPTS]  # which `choose_seed` has read, before it took a given data.seed
             load_state(checkpoint_of(self.config, self.global_steps), parts)
             self.feed.tail.keep(stored_deferred())
-        if self.seamless.shared_prefixes == "auto":
-            self._share_prefixes()
         if self.seamless.gateway.enabled:
             self.data_plane.begin_run(self.names.run, self.global_steps)
         self.commit.begin(self.global_steps)  # of the checkpoint just loaded, or of the initial model
         self.commit.wait()
         self.starter.begin()
-
-    def _share_prefixes(self) -> None:
-        """Has the actor's workers, and those of a reference, compute shared prefixes once; says what cannot."""
-        groups = [getattr(self, name, None) for name in ("actor_rollout_wg", "ref_policy_wg")]
-        for group in {id(group): group for group in groups if hasattr(group, "share_prefixes")}.values():
-            if found := next((one for one in group.share_prefixes() if one), None):
-                logger.warning("seamless.shared_prefixes=auto computes each sequence alone: not proven with %s", found)
 
     # The run: verl calls fit, which validates, submits what a checkpoint left unfinished, and makes its steps
 
@@ -332,6 +324,15 @@ class SeamlessTrainer(PPOTrainer):  # type: ignore[misc]
         """Training is about to take its devices: they might else be lent for what is being ended, or load."""
         self.feed.await_deferred()
         self.commit.wait(Reach.LOADED, self.lending.ids)
+
+    def _balance_batch(self, batch: Any, metrics: dict[str, Any], *options: Any, **more: Any) -> Any:
+        """verl's order of the rows, among ranks; where workers compute shared prefixes once, prompts kept together."""
+        batch = super()._balance_batch(batch, metrics, *options, **more)
+        if self.shared_prefixes is not None:
+            actor = self.config.actor_rollout_ref.actor
+            steps = 1 if actor.shuffle else optimizer_steps(actor, self.feed.bound.batch)
+            self.shared_prefixes.arrange(batch, max(self.actor_rollout_wg._dispatch_info["actor"]) + 1, steps)
+        return batch
 
     def _get_required_batch_multiple(self, dp_size: int) -> int:
         if not self.weighs_sessions:

@@ -26,10 +26,11 @@ from seamless_verl.platform.engine import register_engines
 from seamless_verl.platform.megatron.adapt import multiply_bf16_in_fp32
 
 
-def begin_alone(path: str) -> dict[str, Any]:
-    """The case in the file; this process is the only rank of its group, on one core, with our engines."""
+def begin_alone(path: str, rank: str = "0") -> dict[str, Any]:
+    """The case in the file; this process is a rank of its group, the only one if the case has no other `world`, on one
+    core, with our engines."""
     case: dict[str, Any] = json.loads(Path(path).read_text())
-    os.environ.update(RANK="0", WORLD_SIZE="1", DIST_INIT_METHOD=f"file://{case['out']}/store")
+    os.environ.update(RANK=rank, WORLD_SIZE=str(case.get("world", 1)), DIST_INIT_METHOD=f"file://{case['out']}/store")
     torch.set_num_threads(1)
     register_engines()
     initialize_global_process_group_ray()

@@ -1,7 +1,7 @@
 """verl's Megatron engine, twice from the same weights: with what sequences share computed once, and without.
 
-Run as `python -c "from support.sharing_process import main; main()" CASE.json`. It writes what both computed to
-`<out>/found.pt`: outputs of a forward pass; losses, gradient norms, weights and seconds of updates with verl's loss.
+Run as `python -c "from support.sharing_process import main; main()" CASE.json RANK`. It writes what both computed to
+`<out>/rank<r>.pt`: outputs of a forward pass; losses, gradient norms, weights and seconds of updates with verl's loss.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ def group(prompts: list[int], samples: int, answer: int, ids: int) -> list[tuple
     return found
 
 
-def batch_of(rows: list[tuple[list[int], list[int]]], tokens: int) -> Any:
-    """The columns of an update, with advantages of either sign."""
+def batch_of(rows: list[tuple[list[int], list[int]]], tokens: int, of_all_ranks: int) -> Any:
+    """The columns of an update, with advantages of either sign; all ranks together have `of_all_ranks` rows."""
     torch.manual_seed(7)
     columns: dict[str, list[torch.Tensor]] = {}
     for prompt, answer in rows:
@@ -50,7 +50,7 @@ def batch_of(rows: list[tuple[list[int], list[int]]], tokens: int) -> Any:
     options = {"use_remove_padding": True, "use_dynamic_bsz": True, "max_token_len_per_gpu": tokens}
     options |= {"use_fused_kernels": False, "temperature": 1.0, "pad_mode": "no_padding", "calculate_entropy": True}
     return tu.get_tensordict(
-        nested | none, options | {"global_batch_size": len(rows), "calculate_sum_pi_squared": True}
+        nested | none, options | {"global_batch_size": of_all_ranks, "calculate_sum_pi_squared": True}
     )
 
 
@@ -65,38 +65,45 @@ def restore(engine: Any, weights: dict[str, torch.Tensor]) -> None:
 
 
 def forward_pass(engine: Any, data: Any) -> dict[str, list[torch.Tensor]]:
+    """What the last stage of a pipeline has of each sequence; empty for the others."""
     with engine.eval_mode(), torch.no_grad():
-        output = engine.infer_batch(data, loss_function=None)["model_output"]
-    return {name: [row.float() for row in values.unbind()] for name, values in output.items()}
+        output = engine.infer_batch(data, loss_function=None)
+    outputs = output["model_output"] if engine.is_mp_src_rank_with_outputs() else {}
+    return {name: [row.float() for row in values.unbind()] for name, values in outputs.items()}
 
 
 def update(engine: Any, data: Any, loss: Any) -> dict[str, Any]:
     begun = time.perf_counter()
     with engine.train_mode():
         output = engine.train_batch(data, loss_function=loss)
-    return {
-        "seconds": time.perf_counter() - begun, "loss": sum(output["loss"]),
-        "gradient": float(output["metrics"]["grad_norm"]), "metrics": output["metrics"], "weights": weights_of(engine),
-    }  # fmt: skip
+    found = {"seconds": time.perf_counter() - begun, "weights": weights_of(engine)}
+    if engine.is_mp_src_rank_with_outputs():
+        metrics = output["metrics"]
+        found |= {"loss": sum(output["loss"]), "gradient": float(metrics["grad_norm"]), "metrics": metrics}
+    return found
 
 
 def main() -> None:
-    case = begin_alone(sys.argv[1])
+    case = begin_alone(*sys.argv[1:])
     config = McoreActorConfig(
         strategy="megatron", ppo_mini_batch_size=8, ppo_micro_batch_size_per_gpu=8, rollout_n=1, entropy_coeff=0.01,
     )  # fmt: skip
     loss = partial(ppo_loss, config=config)
     rows = group(case["prompts"], case["samples"], case["answer"], case["ids"])
+    if case.get("shuffled"):
+        random.Random(9).shuffle(rows)
     engines: dict[str, Any] = {"alone": build_engine(case), "shared": build_engine(case)}
     found: dict[str, Any] = {name: {"updates": []} for name in engines}
-    for name, engine in engines.items():
+    for engine in engines.values():
         engine.initialize()
-        if name == "shared":
-            found[name]["obstacle"] = engine.share_prefixes()
-            restore(engine, weights_of(engines["alone"]))
-        found[name]["outputs"] = forward_pass(engine, batch_of(rows, case["tokens"]))
+    found["shared"]["obstacle"] = engines["shared"].share_prefixes()
+    restore(engines["shared"], weights_of(engines["alone"]))
+    rank, size = engine.get_data_parallel_rank(), len(rows) // engine.get_data_parallel_size()
+    data = partial(batch_of, rows[rank * size :][:size], case["tokens"], len(rows))
+    for name, engine in engines.items():
+        found[name]["outputs"] = forward_pass(engine, data())
     for _ in range(case["updates"]):  # one after the other, so that what else the machine does meets both
         for name, engine in engines.items():
-            found[name]["updates"].append(update(engine, batch_of(rows, case["tokens"]), loss))
-    torch.save(found, f"{case['out']}/found.pt")
+            found[name]["updates"].append(update(engine, data(), loss))
+    torch.save(found, f"{case['out']}/rank{torch.distributed.get_rank()}.pt")
     torch.distributed.destroy_process_group()

@@ -45,7 +45,7 @@ BELOW = {
     "agent_loops": {"errors", "algorithms", "runtime", "platform", "agents", "config", "trajectory", "data_plane"},
     "trainer": {
         *("errors", "runtime", "config", "resources", "platform", "trajectory", "journal"),
-        *("rollout", "data_plane", "weights", "replica", "agent_loops", "algorithms"),
+        *("rollout", "data_plane", "weights", "replica", "agent_loops", "algorithms", "shared_prefixes"),
     },
     "cli": {
         *("errors", "runtime", "trajectory", "journal", "config", "resources", "platform"),

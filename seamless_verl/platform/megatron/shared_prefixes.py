@@ -18,8 +18,11 @@ from verl.utils.dataset.dataset_utils import DatasetPadMode
 from verl.utils.device import get_device_id
 from verl.utils.megatron_utils import unwrap_model
 from verl.utils.model import extract_multi_modal_inputs
+from verl.workers.engine.megatron import transformer_impl
 
+from seamless_verl.platform.adaptation import rebound
 from seamless_verl.platform.megatron.layers import SDPAttention
+from seamless_verl.platform.megatron.micro_batches import packed_micro_batches
 from seamless_verl.shared_prefixes.forward import edge_logits, on_device, unpack_edges
 from seamless_verl.shared_prefixes.layout import Forest, build_forest
 
@@ -41,6 +44,13 @@ class SharesPrefixes:
         found = obstacle(self)
         self.sharing = found is None
         return found
+
+    def forward_backward_batch(self, data: Any, loss_function: Any, forward_only: bool = False) -> Any:
+        """verl's pass over a rank's sequences, in micro-batches that keep together what shares a prefix."""
+        if not self.sharing or computes_each(data):
+            return super().forward_backward_batch(data, loss_function, forward_only)  # type: ignore[misc]
+        with rebound(transformer_impl, prepare_micro_batches=packed_micro_batches):
+            return super().forward_backward_batch(data, loss_function, forward_only)  # type: ignore[misc]
 
     def forward_step(
         self,
@@ -64,10 +74,12 @@ class SharesPrefixes:
         output = self.of_forest(forest, batch, model, logits_processor_func)
         return output, partial(finish, data=batch, local_cp_size=None)
 
-    def of_forest(self, forest: Forest, batch: Any, model: Any, loss: Callable[..., Any] | None) -> dict[str, Tensor]:
-        """What verl's engine computes of logits, nested [sequences, tokens]."""
-        device = batch["input_ids"].device
-        logits = edge_logits(model, unwrap_model(model), forest, device)
+    def of_forest(self, forest: Forest, batch: Any, model: Any, loss: Callable[..., Any] | None) -> Any:
+        """What verl's engine computes of logits, nested [sequences, tokens]; of a stage before the last its output."""
+        device, gpt = batch["input_ids"].device, unwrap_model(model)
+        logits = edge_logits(model, gpt, forest, device)
+        if not gpt.post_process:
+            return logits
         temperature = torch.full(logits.shape[:2], temperatures(batch)[0], dtype=torch.float32, device=device)
         ask = partial(tu.get_non_tensor_data, batch, default=False)
         computed = self._lm_head_logits_processor(  # type: ignore[attr-defined]
@@ -87,15 +99,18 @@ class SharesPrefixes:
 
 def shareable(batch: Any) -> Forest | None:
     """The forest of a micro-batch's sequences; None where it saves too little, or the batch asks for more than this."""
-    ask = partial(tu.get_non_tensor_data, batch)
-    if any(ask(key=key, default=False) for key in ("distillation_use_topk", "distillation_only")):
+    images = extract_multi_modal_inputs(batch.get("multi_modal_inputs", []))
+    if computes_each(batch) or images or len(set(temperatures(batch))) != 1:
         return None
-    if ask(key="pad_mode", default=DatasetPadMode.NO_PADDING) != DatasetPadMode.NO_PADDING:
-        return None
-    if extract_multi_modal_inputs(batch.get("multi_modal_inputs", [])) or len(set(temperatures(batch))) != 1:
-        return None
-    forest = build_forest([ids.tolist() for ids in batch["input_ids"].unbind()])
+    forest = build_forest([ids.cpu().numpy() for ids in batch["input_ids"].unbind()])
     return forest if share_saved(forest) >= LEAST_SAVED and len(forest.edges) else None
+
+
+def computes_each(batch: Any) -> bool:
+    """Whether a batch asks, on all ranks alike, for what is computed of each sequence by itself alone."""
+    ask = partial(tu.get_non_tensor_data, batch)
+    distills = any(ask(key=key, default=False) for key in ("distillation_use_topk", "distillation_only"))
+    return distills or ask(key="pad_mode", default=DatasetPadMode.NO_PADDING) != DatasetPadMode.NO_PADDING
 
 
 def share_saved(forest: Forest | None) -> float:
@@ -124,8 +139,6 @@ def obstacle(engine: Any) -> str | None:
     against = {
         "a model other than Megatron's GPT": not isinstance(gpt, GPTModel),
         "several chunks of a model": len(engine.module) != 1,
-        "tensor parallelism": own.tensor_model_parallel_size > 1,
-        "pipeline parallelism": own.pipeline_model_parallel_size > 1,
         "context parallelism": own.context_parallel_size > 1 or own.dynamic_context_parallel,
         "experts": bool(config.num_moe_experts),
         "multi-token prediction": bool(of_model.mtp.enable or config.mtp_num_layers),

@@ -14,40 +14,84 @@ import torch
 from support.paths import child_environment
 
 pytestmark = pytest.mark.integration
-COMMAND = ("-W", "ignore", "-c", "from support.sharing_process import main; main()")
-GROUPS = {"prompts": [24, 3, 40], "samples": 4, "answer": 9, "ids": 256, "tokens": 4096, "updates": 2}
+GROUPS = {"prompts": [24, 3, 40, 16], "samples": 4, "answer": 9, "ids": 256, "tokens": 4096, "updates": 2}
+
+
+def ranks_of(folder: Path, model: Path, **more: Any) -> list[dict[str, Any]]:
+    """What both engines computed, on each rank."""
+    case = {"model": str(model), "out": str(folder), "dtype": "float32", **GROUPS, **more}
+    (folder / "case.json").write_text(json.dumps(case))
+    command = [sys.executable, "-W", "ignore", "-c", "from support.sharing_process import main; main()"]
+    begun = [
+        subprocess.Popen(
+            [*command, str(folder / "case.json"), str(rank)],
+            env=child_environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        )
+        for rank in range(case.get("world", 1))
+    ]  # fmt: skip
+    said = [process.communicate(timeout=300)[0] for process in begun]
+    assert not any(process.returncode for process in begun), "\n".join(said)[-4000:]
+    return [torch.load(folder / f"rank{rank}.pt", weights_only=False) for rank in range(len(begun))]
 
 
 def engines(folder: Path, model: Path, **more: Any) -> dict[str, Any]:
-    """What both engines computed."""
-    case = {"model": str(model), "out": str(folder), "dtype": "float32", **GROUPS, **more}
-    (folder / "case.json").write_text(json.dumps(case))
-    command = [sys.executable, *COMMAND, str(folder / "case.json")]
-    done = subprocess.run(command, env=child_environment(), capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr[-4000:]
-    found: dict[str, Any] = torch.load(folder / "found.pt", weights_only=False)
-    return found
+    return ranks_of(folder, model, **more)[0]
 
 
-def test_two_updates_and_all_outputs_are_those_of_each_sequence_alone(nano: Path, tmp_path: Path) -> None:
-    found = engines(tmp_path, nano / "model")
-    alone, shared = found["alone"], found["shared"]
+def assert_equal(alone: dict[str, Any], shared: dict[str, Any]) -> None:
+    """Outputs, losses, gradients and weights are the same but for the order of summation."""
     assert shared["obstacle"] is None
-    assert alone["outputs"].keys() == shared["outputs"].keys() == {"log_probs", "entropy", "sum_pi_squared"}
+    assert alone["outputs"].keys() == shared["outputs"].keys()
     for name, rows in alone["outputs"].items():
         for row, other in zip(rows, shared["outputs"][name], strict=True):
             assert row.shape == other.shape
             torch.testing.assert_close(row[:-1], other[:-1], rtol=1e-5, atol=1e-5, msg=name)
-    tokens = sum(4 * (prompt + 9) for prompt in GROUPS["prompts"])
     for one, other in zip(alone["updates"], shared["updates"], strict=True):
-        assert one["loss"] == pytest.approx(other["loss"], rel=1e-5)
-        assert one["gradient"] == pytest.approx(other["gradient"], rel=1e-5) and one["gradient"] > 0
-        (share,) = other["metrics"]["seamless/shared/tokens_saved"]
-        assert share == pytest.approx(3 * sum(GROUPS["prompts"]) / tokens, abs=0.01)
-        assert "seamless/shared/tokens_saved" not in one["metrics"]
+        for number in one.keys() & {"loss", "gradient"}:
+            assert other[number] == pytest.approx(one[number], rel=1e-5)
     for name, weight in alone["updates"][-1]["weights"].items():
         # Adam divides by the root of the mean square: where a gradient is noise, its sign is
         torch.testing.assert_close(weight, shared["updates"][-1]["weights"][name], rtol=1e-4, atol=1e-4, msg=name)
+
+
+def test_two_updates_and_all_outputs_are_those_of_each_sequence_alone(nano: Path, tmp_path: Path) -> None:
+    found = engines(tmp_path, nano / "model")
+    assert_equal(found["alone"], found["shared"])
+    assert found["alone"]["outputs"].keys() == {"log_probs", "entropy", "sum_pi_squared"}
+    tokens = sum(4 * (prompt + 9) for prompt in GROUPS["prompts"])
+    for one, other in zip(found["alone"]["updates"], found["shared"]["updates"], strict=True):
+        assert one["gradient"] > 0
+        (share,) = other["metrics"]["seamless/shared/tokens_saved"]
+        assert share == pytest.approx(3 * sum(GROUPS["prompts"]) / tokens, abs=0.01)
+        assert "seamless/shared/tokens_saved" not in one["metrics"]
+
+
+def test_micro_batches_keep_groups_whole_and_count_what_they_compute(nano: Path, tmp_path: Path) -> None:
+    """Of at most 100 computed tokens: the groups of 76 and of 39, and those of 60 and of 52, are two by two too many."""
+    found = engines(tmp_path, nano / "model", tokens=100, shuffled=True)
+    assert_equal(found["alone"], found["shared"])
+    for other in found["shared"]["updates"]:
+        whole = [3 * (24 + 3) / (4 * (33 + 12)), 3 * 40 / (4 * 49), 3 * 16 / (4 * 25)]
+        assert sorted(other["metrics"]["seamless/shared/tokens_saved"]) == pytest.approx(sorted(whole), abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [{}, {"tp": 2}, {"pp": 2}, {"tp": 2, "pp": 2}],
+    ids=["two_data_ranks", "sequence_parallel", "pipeline", "sequence_parallel_in_a_pipeline"],
+)
+def test_ranks_compute_what_they_compute_of_each_sequence_alone(
+    nano: Path, tmp_path: Path, layout: dict[str, int]
+) -> None:
+    """Where data is split, the ranks need different numbers of micro-batches."""
+    world = max(2, layout.get("tp", 1) * layout.get("pp", 1))
+    found = ranks_of(tmp_path, nano / "model", tokens=100, world=world, **layout)
+    for rank in found:
+        assert_equal(rank["alone"], rank["shared"])
+    trained = [rank["shared"]["updates"] for rank in found if "metrics" in rank["shared"]["updates"][0]]
+    assert trained
+    for updates in trained:
+        assert any(share > 0.3 for share in updates[0]["metrics"]["seamless/shared/tokens_saved"])
 
 
 def test_micro_batches_in_which_nothing_is_shared_are_verls_own(nano: Path, tmp_path: Path) -> None:
