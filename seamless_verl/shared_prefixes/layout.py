@@ -108,8 +108,9 @@ class Forest:
 
     def padded(self, multiple: int) -> Forest:
         """With rows that no sequence has, each a segment at a root, so that the rows are a multiple of this."""
-        added = np.zeros(-len(self.tokens) % multiple, np.int64)
-        return Forest(*map(join, ([self.tokens, added], [self.before, added + ROOT], [self.positions, added])), self.paths)
+        more: Ints = np.zeros(-len(self.tokens) % multiple, np.int64)
+        tokens, positions = join([self.tokens, more]), join([self.positions, more])
+        return Forest(tokens, join([self.before, more + ROOT]), positions, self.paths)
 
     def check_integrity(self) -> None:
         """Asserts the invariants of this module."""

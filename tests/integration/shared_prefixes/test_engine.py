@@ -67,7 +67,7 @@ def test_two_updates_and_all_outputs_are_those_of_each_sequence_alone(nano: Path
 
 
 def test_micro_batches_keep_groups_whole_and_count_what_they_compute(nano: Path, tmp_path: Path) -> None:
-    """Of at most 100 computed tokens: the groups of 76 and of 39, and those of 60 and of 52, are two by two too many."""
+    """Of at most 100 computed tokens: of groups of 60, 39, 76 and 52 two fit together."""
     found = engines(tmp_path, nano / "model", tokens=100, shuffled=True)
     assert_equal(found["alone"], found["shared"])
     for other in found["shared"]["updates"]:

@@ -77,6 +77,15 @@ def test_the_smallest_forests(sequences: list[list[int]]) -> None:
     assert len(forest.lengths) == bool(forest.longest), "a sequence that ends on the way breaks no segment"
 
 
+def test_rows_that_fill_a_forest_up_change_no_edge() -> None:
+    forest = build_forest([[1, 2, 3], [1, 2, 4]])
+    padded = forest.padded(3)
+    assert (padded.tokens.tolist(), padded.before.tolist()) == ([1, 2, 3, 4, 0, 0], [ROOT, 0, 1, 1, ROOT, ROOT])
+    assert padded.lengths == [2, 1, 1, 1, 1] and padded.parents == [ROOT, 0, 0, ROOT, ROOT]
+    assert padded.edges.tolist() == forest.edges.tolist() and padded.paths == forest.paths
+    assert forest.padded(4).tokens.tolist() == forest.tokens.tolist()
+
+
 def test_a_forest_in_which_nothing_is_shared_has_every_token() -> None:
     forest = build_forest([[2, 3], [1, 3]])
     assert (forest.saved, forest.parents, len(forest.edges)) == (0, [ROOT, ROOT], 2)
