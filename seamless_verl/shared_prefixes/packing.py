@@ -108,11 +108,11 @@ def pack(sequences: Sequence[Sequence[int] | Ints], limit: int, least: int = 1) 
     batches: list[MicroBatch] = []
     for piece in among.pieces(0, len(order), limit) if order else []:
         added = [(batch.added_cost(piece, among), batch) for batch in batches]
-        fitting = [(cost, batch) for cost, batch in added if batch.cost + cost <= limit]
-        if not fitting:
+        places = [(cost, batch) for cost, batch in added if batch.cost + cost <= limit]
+        if not places:
             batches.append(MicroBatch())
-            fitting = [(among.cost(*piece), batches[-1])]
-        cost, chosen = min(fitting, key=lambda one: (one[0], -one[1].cost))
+            places = [(among.cost(*piece), batches[-1])]
+        cost, chosen = min(places, key=lambda one: (one[0], -one[1].cost))
         chosen.add(piece, cost)
     while len(batches) < least:
         divisible = [batch for batch in batches if sum(end - start for start, end in batch.runs) > 1]
