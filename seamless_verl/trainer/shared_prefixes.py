@@ -23,7 +23,7 @@ class SharedPrefixes:
         self.active = bool(able) and against is None
         if against:
             logger.warning("%s computes each sequence alone: not proven with %s", SETTING, against)
-        self._told = False
+        self._reported = False
 
     def arrange(self, batch: Any, ranks: int, steps: int) -> None:
         """Reorders a batch that verl has balanced: the samples of a prompt go to one rank where that is less work."""
@@ -32,12 +32,12 @@ class SharedPrefixes:
         rows = [row_lengths(key, tag) for key, tag in zip(batch.keys, batch.tags, strict=True)]
         order = keep_together(rows, range(len(rows)), ranks, steps)
         batch.reorder(order)
-        if not self._told:
-            self._tell([rows[i] for i in order], len(rows) // (ranks * steps))
+        if not self._reported:
+            self._report_saving([rows[i] for i in order], len(rows) // (ranks * steps))
 
-    def _tell(self, rows: Sequence[RowLengths], size: int) -> None:
+    def _report_saving(self, rows: Sequence[RowLengths], size: int) -> None:
         """In one line, once, what this saves: of the first batch, as far as lengths foresee it."""
-        self._told = True
+        self._reported = True
         shares = [rows[at : at + size] for at in range(0, len(rows), size)]
         computed, tokens = sum(map(computed_tokens, shares)), sum(row.tokens for row in rows)
         logger.info(
