@@ -257,10 +257,14 @@ class SeamlessAgentLoopWorker(plain_class(AgentLoopWorkerTQ)):  # type: ignore[m
             )
 
     async def _scored_rows(self, outputs: list[Any], validate: bool, sample: dict[str, Any]) -> list[Row]:
-        """The rows of a session that was scored by its loop or by verl, which its last output is for."""
+        """The rows of a session that was scored by its loop or by verl, which its last output is for.
+
+        A teacher sees each of its outputs, not only the last as in verl: all of them are trained.
+        """
         last = outputs[-1]
         await self._score(outputs, sample, validate)
-        await self._compute_teacher_logprobs(last, last.prompt_ids, last.response_ids, validate, sample)
+        seen = (self._compute_teacher_logprobs(o, o.prompt_ids, o.response_ids, validate, sample) for o in outputs)
+        await asyncio.gather(*seen)
         share_reward(outputs)
         rows = labelled(rows_of(outputs, self, sample), GROUP.get().prompt, last.reward_score)
         return [with_old_logprobs(row) for row in rows] if self.bypasses and not validate else rows
