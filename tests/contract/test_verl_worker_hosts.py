@@ -145,7 +145,7 @@ HELD = {
     " get_data_parallel_rank get_data_parallel_size is_mp_src_rank_with_outputs checkpoint_mananager eval_mode",
     "verl.utils.checkpoint.checkpoint_manager:BaseCheckpointManager": "previous_saved_paths",
     "verl.workers.config:McoreEngineConfig": "strategy use_megatron_fsdp tensor_model_parallel_size"
-    " pipeline_model_parallel_size expert_model_parallel_size expert_tensor_parallel_size",
+    " pipeline_model_parallel_size expert_model_parallel_size expert_tensor_parallel_size override_transformer_config",
     WEIGHTS + "CheckpointEngineWorker": "checkpoint_engine",
     WEIGHTS + "TensorMeta": "offset chunk_size",
     MANAGER[:-1]: "actor_wg replicas",

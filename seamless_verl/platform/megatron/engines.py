@@ -26,6 +26,8 @@ class TorchEngineMixin:
         if not self.engine_config.vanilla_mbridge:  # type: ignore[attr-defined]
             adapters = self.model_config.lora.get("rank", 0) > 0  # type: ignore[attr-defined]
             import_bridge(adapters=adapters)
+            # Megatron-Bridge's mixtures ask for Transformer Engine's permutation of tokens unless told otherwise.
+            self.engine_config.override_transformer_config.setdefault("moe_permute_fusion", False)  # type: ignore[attr-defined]
             if adapters:
                 complete_adapters()
 
