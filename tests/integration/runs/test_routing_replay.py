@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 from support.data.routes_seen import SEEN, seen
 from support.job import AGENT, Job
+from support.megatron_runs import reference
+from support.paths import DATA
 from support.replicas import servers
 
 from seamless_verl.journal import JournalReader
@@ -102,3 +104,56 @@ def test_without_the_engines_routes_it_trains_and_is_less_exact(moe: Path, tmp_p
         print(mode, metrics[REPORTED[0]])  # noqa: T201
         assert 0.99 < metrics[REPORTED[0]] < 0.9999
         assert metrics["actor/grad_norm"] > 0 and "actor/routes_flipped" not in metrics
+
+
+TOOL_AGENT: dict[str, Any] = {
+    "actor_rollout_ref__rollout__agent__default_agent_loop": "tool_agent",
+    "actor_rollout_ref__rollout__agent__agent_loop_config_path": "null",
+    "actor_rollout_ref__rollout__multi_turn__enable": True,
+    "actor_rollout_ref__rollout__multi_turn__function_tool_path": DATA / "calling_tools.py",
+    "actor_rollout_ref__rollout__multi_turn__format": "always",
+    "actor_rollout_ref__rollout__multi_turn__max_assistant_turns": 3,
+    "actor_rollout_ref__rollout__max_model_len": 768,
+    "data__max_prompt_length": 512,
+    "data__max_response_length": 160,
+    "seamless__gateway__enabled": False,
+    "seamless__max_staleness": 0,
+}
+
+
+def test_the_turns_of_verls_tool_agent_are_trained_with_the_engines_experts(moe: Path, tmp_path: Path) -> None:
+    """Without a journal: its first step's tokens are of the initial model, whose experts transformers computes."""
+    temporary = Path(tempfile.mkdtemp(prefix="t"))
+    run = job(tmp_path, moe, 1, temporary, **TOOL_AGENT, trainer__total_training_steps=1).finish()
+    metrics = run.metrics()[1]
+    print({name: metrics.get(name) for name in (*REPORTED, "num_turns/mean", "response_length/mean")})  # noqa: T201
+    assert metrics["num_turns/mean"] > 4, "its sessions call no tools"
+    assert metrics["training/rollout_actor_probs_pearson_corr"] > 0.999
+    assert metrics["actor/routes_flipped"] < 0.05
+    others, checked = 0, 0
+    model, own = reference(moe / "model"), dict[tuple[int, ...], Any]()
+    for ids, layer, rows in seen(tmp_path / "seen"):
+        if tuple(ids) not in own:
+            own[tuple(ids)] = routes_of(model, ids)
+        routes = own[tuple(ids)]
+        differ = [set(routes[layer][position].tolist()) != experts for position, experts in rows.items()
+                  if position < len(ids) - 1]  # fmt: skip
+        others, checked = others + sum(differ), checked + len(differ)
+    print(f"{others} of {checked} choices in {len(own)} sequences are not those of transformers in fp32")  # noqa: T201
+    assert checked > 10_000 and others < checked / 1000
+
+
+def routes_of(model: Any, ids: list[int]) -> list[Any]:
+    """Of each layer [tokens, top k]: the experts that transformers chooses."""
+    import torch
+
+    chosen = list[Any]()
+    hooks = [
+        layer.mlp.gate.register_forward_hook(lambda module, given, out: chosen.append(out[2]))
+        for layer in model.model.layers
+    ]
+    with torch.no_grad():
+        model(torch.tensor([ids]))
+    for hook in hooks:
+        hook.remove()
+    return chosen
