@@ -31,7 +31,6 @@ UNTRAINED = (
     Untrained("another engine", ENGINE, (None, "megatron")),
     Untrained("adapters", f"{MODEL}.lora.rank", (None, 0, 8)),
     Untrained("adapters", f"{MODEL}.lora_rank", (None, 0)),
-    Untrained("merged adapters", f"{MODEL}.lora.merge"),
     Untrained("expert parallelism", f"{MEGATRON}.expert_model_parallel_size", (None, 1, 2)),
     Untrained("context parallelism", f"{MEGATRON}.context_parallel_size", (None, 1)),
     Untrained("virtual pipeline stages", f"{MEGATRON}.virtual_pipeline_model_parallel_size", (None,)),
@@ -39,7 +38,6 @@ UNTRAINED = (
     Untrained("offloading", f"{MEGATRON}.optimizer_offload"),
     Untrained("fused kernels", f"{MODEL}.use_fused_kernels"),
     Untrained("multi-token prediction", f"{MODEL}.mtp.enable"),
-    Untrained("distillation", "distillation.enabled"),
     Untrained("a reward model", "reward.reward_model.enable"),
     Untrained("a KL loss", f"{ACTOR}.use_kl_loss"),
     Untrained("KL in rewards", "algorithm.use_kl_in_reward"),
@@ -59,7 +57,7 @@ MODELS = {
     "n_routed_experts": MIXTURE,
     "vision_config": "images",
 }
-TRAINED_MIXTURES = ("qwen3_moe",)
+TRAINED_MIXTURES = ("qwen3_moe", "mixtral")
 LINE_BEGINS = "accepted, never run here: "
 GPU = "a GPU (scripts/gpu_check tries one)"
 

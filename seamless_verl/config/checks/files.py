@@ -11,6 +11,7 @@ verl/experimental/reward_loop/reward_loop.py `migrate_legacy_reward_impl`, verl/
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from dataclasses import dataclass
@@ -28,7 +29,7 @@ from seamless_verl.config.paths import (
     write_error,
     writes_checkpoints,
 )
-from seamless_verl.config.roles import brings_code, joins_cluster, trains_adapter
+from seamless_verl.config.roles import brings_code, joins_cluster, trains_adapter, uses_megatron
 from seamless_verl.config.settings import AbsentError, Problem, Settings, check
 from seamless_verl.config.sources import check_dotted, check_name
 from seamless_verl.config.verl_keys import ENGINE, FOLDER, RESERVED_COLUMNS
@@ -223,6 +224,8 @@ NOT_FINITE = "has weights that are not finite numbers, in"
 PREFIX = "global_step_"
 ENGINES = {"fsdp": "FSDP", "fsdp2": "FSDP", "megatron": "Megatron"}  # of a strategy, as checkpoints tell them apart
 NAMES = {"FSDP": "dp", "Megatron": "megatron"}
+RANK, FSDP_RANK = "actor_rollout_ref.model.lora.rank", "actor_rollout_ref.model.lora_rank"
+RANKS = ("lora_train_meta.json", "model/huggingface/adapter/adapter_config.json")
 LOADED = ("model", "optimizer", "extra")
 SAVED_BYTES = {"model": 2, "hf_model": 2, "optimizer": 12}  # of a parameter: bf16; in fp32 its value and two moments
 ELSEWHERE = f"{FOLDER} to another folder, or {MODE}=disable"
@@ -319,6 +322,7 @@ def _newest(settings: Settings) -> list[Problem]:
     if engine is not None and strategy in ENGINES and ENGINES[strategy] != engine and set(LOADED) & set(loads):
         reason = f"its newest checkpoint {newest.name} is {engine}'s, which the run's engine {strategy} cannot load"
         found.append(Problem(FOLDER, folder, reason, f"Set {ELSEWHERE}, or {ENGINE}={NAMES[engine]}"))
+    found += _of_another_rank(settings, newest)
     last = settings.get(STEPS)
     if isinstance(last, int) and step >= last and not settings.flag("trainer.val_only"):
         reason = f"leaves nothing to train after {newest}, from which the run would resume"
@@ -326,6 +330,20 @@ def _newest(settings: Settings) -> list[Problem]:
             Problem(STEPS, last, reason, f"Set {STEPS} above {step}. To begin anew set {ELSEWHERE}", warning=True)
         )
     return found
+
+
+def _of_another_rank(settings: Settings, newest: Path) -> list[Problem]:
+    """Of an adapter, as far as a file of the checkpoint says its rank: verl's of FSDP, PEFT's where weights are saved
+    for Hugging Face. Of others the engine refuses the shapes when it loads them."""
+    key = RANK if uses_megatron(settings) else FSDP_RANK
+    wanted = settings.integer(key, 0, least=0)
+    files = (newest / "actor" / name for name in RANKS)
+    with looking_at(FOLDER, str(newest)):
+        saved = next((json.loads(file.read_text("utf-8")).get("r") for file in files if file.is_file()), None)
+    if not wanted or saved in (None, wanted):
+        return []
+    reason = f"is not the rank {saved} of the adapter in {newest}, from which the run would resume"
+    return [Problem(key, wanted, reason, f"Set {key}={saved}. To begin anew set {ELSEWHERE}")]
 
 
 def _without_actor(folder: str, newest: Path) -> Problem:

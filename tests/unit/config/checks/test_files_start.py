@@ -24,6 +24,8 @@ if os.name:
 other, (third, *fourth) = 1, (2, 3)
 """
 
+MEGATRON = "actor_rollout_ref.actor.megatron"
+
 
 def reward(folder: Path, text: str = FUNCTION.format(star="").replace("from math import *", "")) -> Path:
     file = folder / "reward.py"
@@ -288,6 +290,24 @@ def test_a_checkpoint_of_the_runs_own_engine(tmp_path: Path) -> None:
     fsdp = tiny_plain(tmp_path, folder, "actor_rollout_ref.actor.strategy=fsdp2")
     found = check_resume(Settings.of(fsdp, devices=1, accelerator=True))
     assert [problem.way_out.endswith("model_engine=megatron") for problem in found] == [True]
+
+
+@pytest.mark.parametrize(
+    ("file", "key", "others"),
+    [
+        ("model/huggingface/adapter/adapter_config.json", "lora.rank", [f"{MEGATRON}.vanilla_mbridge=False"]),
+        ("lora_train_meta.json", "lora_rank", ["actor_rollout_ref.actor.strategy=fsdp2"]),
+    ],
+)
+def test_the_newest_checkpoint_has_an_adapter_of_another_rank(
+    tmp_path: Path, file: str, key: str, others: list[str]
+) -> None:
+    folder, key = saved_by(tmp_path / "saved", file), f"actor_rollout_ref.model.{key}"
+    (tmp_path / "saved" / "global_step_3" / "actor" / file).write_text('{"r": 8}')
+    for rank, refusals in ((4, [(key, 4)]), (8, []), (0, [])):
+        config = tiny_plain(tmp_path, folder, f"{key}={rank}", *others)
+        found = check_resume(Settings.of(config, devices=1, accelerator=True))
+        assert [(problem.key, problem.value) for problem in found] == refusals
 
 
 def test_how_a_long_prompt_is_cut_cannot_be_chosen(tmp_path: Path) -> None:
