@@ -10,6 +10,7 @@ from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopO
 
 from seamless_verl.data_plane.client import await_reply
 from seamless_verl.data_plane.finished_sessions import FinishedSession, HandedNote
+from seamless_verl.gateway.images import picture_of
 from seamless_verl.trajectory.account import DropReason
 from seamless_verl.trajectory.sequences import CONTEXT_VERSION, TrainingSequence
 from seamless_verl.trajectory.turns import TurnNote
@@ -72,6 +73,7 @@ def output_of(
     sequence: TrainingSequence, session: FinishedSession, reward: float | None, metrics: AgentLoopMetrics
 ) -> AgentLoopOutput:
     versions = sequence.weight_version[sequence.weight_version != CONTEXT_VERSION]
+    pictures = [picture_of(session.images[digest]) for digest in sequence.images]
     return AgentLoopOutput(
         prompt_ids=sequence.prompt_ids.tolist(),
         response_ids=sequence.response_ids.tolist(),
@@ -80,6 +82,7 @@ def output_of(
         reward_score=reward,
         routed_experts=sequence.routes,
         num_turns=2 * session.turns,  # verl counts messages
+        multi_modal_data={"images": pictures} if pictures else None,
         metrics=metrics,
         extra_fields={
             "min_global_steps": int(versions.min()),

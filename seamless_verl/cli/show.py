@@ -203,7 +203,7 @@ def _stored_facts(stored: StoredSession, run: Recorded) -> Iterator[str]:
 
 
 def _format_turn(turn: PlacedTurn, decode: Decode | None, with_request: bool) -> str:
-    new_ids = concat_ids(turn.prompt_end.path_from(turn.match_end))
+    new_ids = turn.image_keys.restored(concat_ids(turn.prompt_end.path_from(turn.match_end)))
     prompt_length = len(turn.prompt_ids())
     head = f"turn {escape(turn.turn_id)} ({turn.finish}): read {prompt_length} tokens, {len(new_ids)} of them new"
     lines = [f"\n{head}, wrote {turn.generated}"]

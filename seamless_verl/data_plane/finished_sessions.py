@@ -47,7 +47,8 @@ def result_of(note: Mapping[str, Any]) -> AgentResult | None:
 class FinishedSession:
     """The result of a session: sequences to train, rewards by name, turns, and the account of its tokens.
 
-    `untrained` is why there is no sequence, empty if there is one. `trained_turns` are those of the sequences, by id.
+    `untrained` is why there is no sequence, empty if there is one. `trained_turns` are those of the sequences, by id,
+    `images` the files of the sequences' images, by sha256.
     """
 
     sequences: list[TrainingSequence]
@@ -56,6 +57,7 @@ class FinishedSession:
     account: dict[str, float] = field(default_factory=dict)
     untrained: str = ""
     trained_turns: Mapping[str, TurnNote] = field(default_factory=dict)
+    images: Mapping[str, bytes] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -131,6 +133,7 @@ class SessionAccounts:
             assembly.account.metrics(),
             untrained,
             turn_notes(record.tree, trained, record.rewards),
+            {digest: record.images[digest] for sequence in sequences for digest in sequence.images},
         )
 
     def begun(self, session_id: str, result: AgentResult | None = None) -> HandOverBegun:

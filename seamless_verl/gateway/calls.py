@@ -28,6 +28,8 @@ from typing import Any, Protocol
 from seamless_verl.journal import StoredCall, StoredSession
 from seamless_verl.journal.stored import rebuild_record
 from seamless_verl.rollout.call import Call
+from seamless_verl.trajectory.images import KEY as IMAGES
+from seamless_verl.trajectory.images import PromptImage, images_of, stored_images
 from seamless_verl.trajectory.records import Finish, Segment, TokenChunk, tokens
 from seamless_verl.trajectory.routes import Routes, joined
 from seamless_verl.trajectory.tree import Node
@@ -55,6 +57,8 @@ class SessionCall(Call):
     replaced_media: tuple[str, ...] = ()  # kinds of images and the like that became placeholders
     reply_id: str = ""  # the id that the reply has, or the beginning of it, as it was made
     asked: str = ""  # `asked_digest` of it
+    images: tuple[PromptImage, ...] = ()  # in its prompt
+    files: Mapping[str, bytes] = field(default_factory=dict)  # of these, by sha256
 
     def stored_request(self) -> dict[str, Any]:
         """The request as it is recorded, with what finds the call again after a restart."""
@@ -66,6 +70,7 @@ class SessionCall(Call):
             RESPONSE: None if self.response is None else dict(self.response),
             "dropped_tools": list(self.dropped_tools) or None,
             "replaced_media": list(self.replaced_media) or None,
+            IMAGES: stored_images(self.images) or None,
         }
         own |= {name: value for name, value in given.items() if value is not None}
         return {**self.request, GATEWAY_KEY: own}
@@ -74,6 +79,7 @@ class SessionCall(Call):
         """The call of a retry, with the id, the prompt, the request and the token budget of the stored call."""
         budget = gateway_fields(stored).get("max_tokens", self.sampling["max_tokens"])
         kept = {"call_id": stored.call_id, "prompt_ids": stored.prompt_ids, "request": stored.request}
+        kept["images"] = images_of(stored.request)  # the same ones, of the same request, where that prompt has them
         return replace(self, sampling={**self.sampling, "max_tokens": budget}, **kept)
 
 
@@ -90,9 +96,16 @@ class CallSource(Protocol):
         ...
 
 
-def asked_digest(prompt_ids: array[int], sampling: Mapping[str, Any], stop: Sequence[str], choice: int = 0) -> str:
+def asked_digest(
+    prompt_ids: array[int],
+    sampling: Mapping[str, Any],
+    stop: Sequence[str],
+    choice: int = 0,
+    images: Sequence[PromptImage] = (),
+) -> str:
     """Equal for calls that ask the same; prompt_ids int32 [P], `stop` strings, the number of the request's `choice`."""
-    settings = json.dumps([sorted(sampling.items()), list(stop), choice], sort_keys=True, default=str)
+    asked = [sorted(sampling.items()), list(stop), choice, *(image.digest for image in images)]
+    settings = json.dumps(asked, sort_keys=True, default=str)
     return blake2b(prompt_ids.tobytes() + settings.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
 
 

@@ -29,6 +29,7 @@ from vllm.v1.engine.output_processor import RequestOutputCollector
 from vllm.v1.engine.parallel_sampling import ParentRequest
 
 from seamless_verl.gateway.calls import CallSource, RecordedCall, RecordedSource, SessionCall, asked_digest
+from seamless_verl.gateway.images import packed_images
 from seamless_verl.gateway.outputs import Decoder, engine_sampling, stop_strings
 from seamless_verl.gateway.recorder import JournalRecorder
 from seamless_verl.gateway.request_context import Rendered, RequestContext, current_request
@@ -188,6 +189,7 @@ class FleetEngineClient(EngineClient):
             request = structs.replace(request, prompt_token_ids=interrupted.prompt_ids.tolist())
         elif session.recorded_calls is not None and (repeated := session.recorded_calls.take(call)) is not None:
             source = RecordedSource(repeated, source)
+        session.images.update(call.files)
         output = CallOutput()
         context.attempt.outputs[index] = earlier or output
         decoder = Decoder(self.renderer.tokenizer, request, parent, choice)
@@ -219,6 +221,8 @@ def _session_call(
     session = context.session
     assert request.prompt_token_ids is not None and request.sampling_params is not None
     prompt_ids, sampling = array(TOKEN, request.prompt_token_ids), engine_sampling(request)
+    images = () if context.rendered is None else context.rendered.images
+    files = {image.digest: context.images[image.digest] for image in images}
     return SessionCall(
         call_id,
         prompt_ids,
@@ -237,7 +241,10 @@ def _session_call(
         replaced_media=context.replaced_media,
         reply_id=request.external_req_id or "",
         # with the seed as the agent gave it: a session that begins this one again asks the same
-        asked=asked_digest(prompt_ids, sampling, stop_strings(request.sampling_params), index),
+        asked=asked_digest(prompt_ids, sampling, stop_strings(request.sampling_params), index, images),
+        images=images,
+        files=files,
+        media=packed_images(images, files),
     )
 
 

@@ -49,8 +49,9 @@ from seamless_verl.gateway.http_responses import (
     send_error,
     send_json,
 )
+from seamless_verl.gateway.images import IMAGE
 from seamless_verl.gateway.request_context import CURRENT, RequestContext
-from seamless_verl.gateway.request_rules import MAX_BODY, RequestRules, adapt, count_calls
+from seamless_verl.gateway.request_rules import MAX_BODY, RequestRules, adapt, count_calls, media_in
 from seamless_verl.gateway.retries import is_retried
 from seamless_verl.gateway.session import Session, hash_key
 from seamless_verl.gateway.sessions import SessionTable
@@ -118,7 +119,8 @@ class _Request:
 class SessionMiddleware:
     """ASGI middleware: it admits requests to `app`, and serves the admin API and rewards itself.
 
-    `takes_namespaces`: the app's Responses API serves the functions of a `namespace` tool.
+    `takes_namespaces`: the app's Responses API serves the functions of a `namespace` tool. `takes_images`: the model
+    does.
     """
 
     def __init__(
@@ -131,11 +133,13 @@ class SessionMiddleware:
         models: ModelList,
         on_refusal: OnRefusal,
         takes_namespaces: bool = True,
+        takes_images: bool = False,
         serve_runner: ServeRunner | None = None,
         on_outside_refusal: OnOutsideRefusal | None = None,
     ) -> None:
         self._app, self._settings, self._table, self._admin = app, settings, table, admin
-        self._models, self._takes_namespaces, self._on_refusal = models, takes_namespaces, on_refusal
+        self._models, self._on_refusal = models, on_refusal
+        self._takes_namespaces, self._takes_images = takes_namespaces, takes_images
         self._serve_runner, self._on_outside_refusal = serve_runner, on_outside_refusal
         self._admin_hash = hash_key(settings.admin_key)
         self._runner_hashes = [self._admin_hash, *map(hash_key, filter(None, [settings.runner_key]))]
@@ -226,7 +230,9 @@ class SessionMiddleware:
         # In the body too, not only in the parsed parameters: those of greedy sampling have lost the others.
         sampling = session.sampling.resolve(body) if generates else {}
         namespaces = self._takes_namespaces and is_response
-        adapted = adapt(body, rules, self._models.context_length, sampling, namespaces=namespaces)
+        adapting = partial(adapt, body, rules, self._models.context_length, sampling, namespaces=namespaces)
+        with_images = self._takes_images and IMAGE in media_in(body)  # read in a thread: that takes long
+        adapted = await asyncio.to_thread(adapting, images=True) if with_images else adapting(images=self._takes_images)
         previous = session.responses.previous(body) if is_response else None
         referenced = session.responses.referenced(body) if is_response else {}
         retried = session.attempts.find(digest, key=key, retry=_is_marked(request.headers)) if generates else None
@@ -238,6 +244,7 @@ class SessionMiddleware:
                     is_retry=retried is not None,
                     dropped_tools=adapted.dropped_tools,
                     replaced_media=adapted.replaced_media,
+                    images={**session.images, **adapted.images},
                     previous=previous,
                     referenced=referenced,
                 )

@@ -23,6 +23,7 @@ from hashlib import blake2b
 from itertools import pairwise
 from typing import Any
 
+from seamless_verl.trajectory.images import DIGEST
 from seamless_verl.trajectory.messages import ASSISTANT, Message, parse_message, reply_message
 from seamless_verl.trajectory.records import TOKEN
 
@@ -92,8 +93,9 @@ class PrefixIndex:
         return len(self._prefixes)
 
     def find_longest(self, seed: bytes, messages: Sequence[Mapping[str, Any]]) -> PrefixMatch | None:
-        """The longest recorded prefix of these messages; None without one, or when they hold more than text."""
-        if not self._prefixes or not text_only(messages):
+        """The longest recorded prefix of these messages; None without one, or when they hold more than text
+        and images on record."""
+        if not self._prefixes or not comparable(messages):
             return None
         forms = _forms([parse_message(entry) for entry in messages])
         digests = [list(_prefix_digests(seed, form)) for form in forms]
@@ -112,7 +114,7 @@ class PrefixIndex:
         Other messages follow it. Of several replies to one conversation it is the longest.
         """
         later = (entry.get("role") == ASSISTANT for entry in messages[covered:-1])
-        if not self._replies or not any(later) or not text_only(messages):
+        if not self._replies or not any(later) or not comparable(messages):
             return None
         digest, found = seed, None
         for count, entry in enumerate(map(parse_message, messages[:-1]), 1):
@@ -134,7 +136,7 @@ class PrefixIndex:
         match: PrefixMatch | None = None,
     ) -> None:
         """Adds a turn that ended; `match` is the prefix that its prompt was built on, if any."""
-        if not text_only(messages):
+        if not comparable(messages):
             return
         parent = match.prefix if match is not None and _begins_with(prompt_ids, match.prefix) else None
         tail = prompt_ids[parent.length if parent else 0 :] + generated_ids
@@ -166,6 +168,12 @@ def prefix_seed(tools: object, settings: Mapping[str, Any]) -> bytes:
 def text_only(messages: Sequence[Mapping[str, Any]]) -> bool:
     parts = (part for entry in messages if isinstance(entry.get("content"), list) for part in entry["content"])
     return all(isinstance(part, str) or "text" in part for part in parts)
+
+
+def comparable(messages: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether all parts are texts, or images that are named by their digests."""
+    parts = (part for entry in messages if isinstance(entry.get("content"), list) for part in entry["content"])
+    return all(isinstance(part, str) or "text" in part or DIGEST in part for part in parts)
 
 
 def _begins_with(ids: array[int], prefix: RecordedPrefix) -> bool:

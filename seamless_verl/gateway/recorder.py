@@ -31,6 +31,7 @@ from seamless_verl.journal import (
     CallStarted,
     ChunkAppended,
     Event,
+    ImageAdded,
     RequestRefused,
     RewardPosted,
     SessionClosed,
@@ -64,9 +65,9 @@ class JournalBuffer:
         self._flush_timer: asyncio.TimerHandle | None = None
         self._failure: JournalError | None = None
 
-    def start(self, started: CallStarted) -> None:
-        """Buffers a call's start until the call's first token, or its end."""
-        self._events[started.call_id] = [started]
+    def start(self, started: CallStarted, *before: Event) -> None:
+        """Buffers a call's start, and what comes before it, until the call's first token, or its end."""
+        self._events[started.call_id] = [*before, started]
 
     def add(self, event: ChunkAppended) -> None:
         """Buffers tokens, which are appended soon.
@@ -141,13 +142,14 @@ class JournalRecorder:
         """The start of a call that a restart interrupted is on record."""
         if call.call_id not in self._interrupted_calls.get(call.session_id, {}):
             self._segments[call.call_id] = []
-            self._buffer.start(_started(call))
+            self._records[call.session_id].images.update(call.files)
+            self._buffer.start(_started(call), *_images(call))
 
     def routes_needed_from(self, call: SessionCall) -> int | None:
         """The first of the prompt's tokens whose route is not on record, as a call has it; None if none is needed."""
         if not self._routes or call.validation:
             return None
-        return self._records[call.session_id].tree.routes_needed_from(call.prompt_ids)
+        return self._records[call.session_id].tree.routes_needed_from(call.prompt_ids, call.images)
 
     def buffer_chunk(self, call: SessionCall, chunk: TokenChunk) -> None:
         """For a chunk that is not the last, and that nobody sees before a later one; it is stored with that one."""
@@ -210,7 +212,7 @@ class JournalRecorder:
         except JournalOrderError:  # its start was refused, too
             bare = replace(call, request={})
             chunks = [ChunkAppended(call.call_id, segment.chunk()) for segment in segments]
-            await self._journal.append(_started(bare), *chunks, end)
+            await self._journal.append(*_images(bare), _started(bare), *chunks, end)
             return bare.stored_request()
 
     async def post_reward(self, session: Session, name: str, value: float) -> None:
@@ -285,6 +287,11 @@ class JournalRecorder:
 
 def _started(call: SessionCall) -> CallStarted:
     return CallStarted(call.session_id, call.call_id, call.digest, call.prompt_ids, call.stored_request())
+
+
+def _images(call: SessionCall) -> list[Event]:
+    """With each call: which of a session's calls is in the journal first, nobody knows."""
+    return [ImageAdded(call.session_id, digest, data) for digest, data in call.files.items()]
 
 
 def _own(turn: PlacedTurn) -> dict[str, Any]:

@@ -62,6 +62,7 @@ def rebuild_session(stored: StoredSession) -> Session:
         turns=len({gateway_fields(call)["attempt"] for call in calls}),
         tokens=sum(len(segment) for call in calls for segment in call.segments),
         rewards=dict(stored.rewards),
+        images=dict(stored.images),
     )
     for call in calls:
         if call.finish not in ENGINE_FINISH or "message" not in call.reply:

@@ -9,6 +9,8 @@ of CPU, two of them a tenth of a short call, and in a busy process a wait for Py
 from __future__ import annotations
 
 import asyncio
+import time
+from array import array
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import replace
@@ -35,12 +37,14 @@ from seamless_verl.gateway.chat_messages import (
 )
 from seamless_verl.gateway.continuation import Continuation
 from seamless_verl.gateway.http import COUNT_TOKENS_PATH
+from seamless_verl.gateway.images import IMAGE, digests_in, with_parts
 from seamless_verl.gateway.prefix_index import PrefixMatch, prefix_seed, text_only
 from seamless_verl.gateway.request_context import CURRENT, Rendered, RequestContext
 from seamless_verl.gateway.request_rules import OUTPUT_LIMITS
 from seamless_verl.gateway.serving import shows_later_system
 from seamless_verl.platform.vllm_versions import chat_renderer
 from seamless_verl.runtime.prompt_cache import PromptCache, prompt_key
+from seamless_verl.trajectory.images import PromptImage
 from seamless_verl.trajectory.records import tokens
 
 REUSED: ContextVar[list[int] | None] = ContextVar("reused prompt", default=None)
@@ -173,12 +177,15 @@ class SessionRenderer(chat_renderer()):  # type: ignore[misc]
         content_format, tools = default_template_content_format, tool_dicts
         messages = self._in_one_form(request, with_listed_contents(messages), tools, content_format)
         context = CURRENT.get()
+        recorded, digests = with_parts(messages), digests_in(messages)
+        if digests and context is not None:
+            messages = await asyncio.to_thread(with_parts, messages, context.images)
         ids = key = None
         if context is not None:
             params = request.build_chat_params(default_template, content_format)
             settings = params.with_defaults(default_template_kwargs).chat_template_kwargs
-            context.rendered = _rendered(request, messages, tools, parser, settings)
-            ids = await self._continue_recorded(context, settings, content_format)
+            context.rendered = _rendered(request, recorded, tools, parser, settings)
+            ids = await self._continue_recorded(context, messages, settings, content_format)
             if ids is None and (key := _cache_key(context.rendered, settings)) is not None:
                 cached = self._prompts.get(key)
                 ids = None if cached is None else cached.tolist()
@@ -194,6 +201,9 @@ class SessionRenderer(chat_renderer()):  # type: ignore[misc]
             assert prompt_ids is ids, "a prompt that is on record was rendered again"
         elif key is not None:
             self._prompts.put(key, tokens(prompt_ids))
+        elif digests and context is not None and context.rendered is not None:
+            context.rendered = replace(context.rendered, images=placed_images(result[1][0], digests))
+            result[1][0] = tokens_input(prompt_ids)  # engines make of the images what the model reads
         return result
 
     def _in_one_form(
@@ -223,9 +233,9 @@ class SessionRenderer(chat_renderer()):  # type: ignore[misc]
         return shows_later_system(self.renderer.get_tokenizer(), template)
 
     async def _continue_recorded(
-        self, context: RequestContext, settings: Mapping[str, Any], content_format: Any
+        self, context: RequestContext, messages: Sequence[Any], settings: Mapping[str, Any], content_format: Any
     ) -> list[int] | None:
-        """The prompt's ids when its beginning is on record, else None."""
+        """The prompt's ids when its beginning is on record, else None; `messages` are those for vLLM."""
         rendered = context.rendered
         assert rendered is not None
         if self._continuation is None or not _only_appends(rendered.request, settings):
@@ -238,30 +248,55 @@ class SessionRenderer(chat_renderer()):  # type: ignore[misc]
             match = (rejoin() if is_short(extended.sent) else await asyncio.to_thread(rejoin)) or match
         if match is None:
             return None
-        ids = await self._extend(self._continuation, rendered, match, content_format)
-        if ids is None:
+        extended = await self._extend(self._continuation, rendered, messages, match, content_format)
+        if extended is None:
             return None
+        ids, images = extended
         asked = getattr(rendered.request, "max_output_tokens", None) or 1
         if _truncates(rendered.request) and len(ids) + asked > self.model_config.max_model_len:
             return None  # vLLM cuts it
-        context.rendered = replace(rendered, match=match)
+        context.rendered = replace(rendered, match=match, images=images)
         return ids
 
     async def _extend(
-        self, continuation: Continuation, rendered: Rendered, match: PrefixMatch, content_format: Any
-    ) -> list[int] | None:
+        self,
+        continuation: Continuation,
+        rendered: Rendered,
+        messages: Sequence[Any],
+        match: PrefixMatch,
+        content_format: Any,
+    ) -> tuple[list[int], tuple[PromptImage, ...]] | None:
         content_format = self._content_format(rendered.tools, content_format)
-        parsed = parse_chat_messages(list(rendered.messages), self.model_config, content_format=content_format)
-        conversation = list(parsed[0])
+        given = [_plain(message) for message in messages]
+        parsed, pictures, digests = parse_chat_messages(given, self.model_config, content_format=content_format)
+        conversation = list(parsed)
         if len(conversation) != len(rendered.messages):
             return None
         recorded, settings = match.prefix.ids(), rendered.settings
         recorded.extend(match.rest)
         extend = partial(continuation.extend, recorded, conversation, match.count, rendered.tools, settings)
         new_messages = conversation[match.count :]
-        if is_short(new_messages) and is_short(rendered.tools):
-            return extend()
-        return await asyncio.to_thread(extend)  # a long tool result takes long to tokenize
+        short = is_short(new_messages) and is_short(rendered.tools)
+        ids = extend() if short else await asyncio.to_thread(extend)  # a long tool result takes long to tokenize
+        if ids is None or not pictures:
+            return None if ids is None else (ids, ())
+        return await self._with_placeholders(ids, recorded, pictures, digests or {})
+
+    async def _with_placeholders(
+        self, ids: list[int], recorded: array[int], pictures: Any, digests: Mapping[str, Any]
+    ) -> tuple[list[int], tuple[PromptImage, ...]] | None:
+        """The ids with as many placeholders as each picture has tokens; None if these are not the recorded ones.
+
+        As an engine does with the ids that it gets: the recorded prompt has them already, new messages have one each.
+        """
+        token = getattr(self.renderer.get_mm_processor().info.get_hf_processor(), "image_token_id", None)
+        once = [one for place, one in enumerate(ids) if one != token or not place or ids[place - 1] != token]
+        prompt: Any = {"prompt_token_ids": once, "multi_modal_data": pictures, "multi_modal_uuids": digests}
+        made = await self.renderer.process_for_engine_async(prompt, time.time())
+        whole = made["prompt_token_ids"]
+        if whole[: len(recorded)] != recorded.tolist():
+            return None
+        return whole, placed_images(made, digests[IMAGE])
 
     def _content_format(self, tools: list[dict[str, Any]] | None, given: Any) -> Any:
         """Whether the template takes contents as one text, "string", or as a list of parts, "openai"."""
@@ -272,6 +307,13 @@ class SessionRenderer(chat_renderer()):  # type: ignore[misc]
             tokenizer=self.renderer.get_tokenizer(),
             model_config=self.model_config,
         )
+
+
+def placed_images(prompt: Mapping[str, Any], digests: Sequence[str]) -> tuple[PromptImage, ...]:
+    """Where vLLM has put the placeholders of these images, which are all of the prompt's, in their order."""
+    places = prompt["mm_placeholders"][IMAGE]
+    pairs = zip(places, digests, strict=True)
+    return tuple(PromptImage(place.offset, place.length, digest) for place, digest in pairs)
 
 
 def _check_messages(messages: Sequence[Any]) -> None:

@@ -18,6 +18,7 @@ from seamless_verl.gateway.retries import Attempt, CallOutput
 from seamless_verl.gateway.session import Session
 from seamless_verl.gateway.stored_responses import StoredResponse
 from seamless_verl.journal import StoredCall
+from seamless_verl.trajectory.images import PromptImage
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,7 @@ class Rendered:
     settings: Mapping[str, Any]  # of the chat template
     seed: bytes  # identifies tools and settings in the prefix index
     match: PrefixMatch | None = None  # the recorded prefix that the prompt begins with
+    images: tuple[PromptImage, ...] = ()  # in the prompt
 
 
 @dataclass(eq=False)
@@ -48,6 +50,7 @@ class RequestContext:
     calls_begun: int = 0
     dropped_tools: tuple[str, ...] = ()  # types of hosted tools that were left out
     replaced_media: tuple[str, ...] = ()  # kinds of images and the like that became placeholders
+    images: Mapping[str, bytes] = field(default_factory=dict)  # files of the session's images, and its own, by sha256
     previous: StoredResponse | None = None  # that this one continues
     referenced: Mapping[str, Any] = field(default_factory=dict)  # stored items that its input names, by id
     response_id: str | None = None  # under which its response will be stored

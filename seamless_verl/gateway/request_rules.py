@@ -1,19 +1,20 @@
 """What a request may ask for: bounds, hosted tools, media and output tokens, and forms that vLLM does not read.
 
 Agents send what the real services accept. The gateway changes the body that vLLM gets into one that means the same; the
-recorded request is the agent's. A call carries token ids alone, so images, audio, video and documents become
-placeholders: vLLM's classes refuse some of them, and put an Anthropic tool result's images behind an empty result.
+recorded request is the agent's. A model that takes images is given them. All other media become placeholders: vLLM's
+classes refuse some of them, and put an Anthropic tool result's images behind an empty result.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, Literal, TypeAlias
 
 from seamless_verl.gateway.api_errors import ApiError, ErrorCode
+from seamless_verl.gateway.images import IMAGE, TakenImages
 from seamless_verl.runtime.fields import Positive, check
 from seamless_verl.trajectory.messages import ASSISTANT
 
@@ -70,6 +71,7 @@ class Adapted:
     body: dict[str, Any]
     dropped_tools: tuple[str, ...] = ()  # types of hosted tools
     replaced_media: tuple[str, ...] = ()  # the kinds of what became a placeholder
+    images: Mapping[str, bytes] = field(default_factory=dict)  # the files of those that the model is given, by sha256
 
 
 def count_calls(body: Mapping[str, Any], rules: RequestRules) -> int:
@@ -107,18 +109,25 @@ def adapt(
     sampling: Mapping[str, Any] | None = None,
     *,
     namespaces: bool = False,
+    images: bool = False,
 ) -> Adapted:
     """The request's body for a model with room for `context` tokens; `sampling` is the session's.
 
-    `namespaces`: the API that is called, in this version of vLLM, takes namespaces of tools. Raises ApiError where a
-    schema is no object, or nested too deeply, or a hosted tool or an image is refused.
+    `namespaces`: the API that is called, in this version of vLLM, takes namespaces of tools. `images`: the model takes
+    them. Raises ApiError where a schema is no object, or nested too deeply, a hosted tool or a medium is refused, or an
+    image cannot be taken.
     """
     check_schemas(body, rules.max_nesting)
-    media = tuple(media_in(body))
+    found = media_in(body)
+    media = tuple(kind for kind in found if not (images and kind == IMAGE))
+    param = "messages" if "messages" in body else "input"
     if media and rules.media == "refuse":
-        message = f"The model is given text only, and no {', '.join(dict.fromkeys(media))}. Leave it out"
-        raise ApiError(ErrorCode.UNSUPPORTED, message, param="messages" if "messages" in body else "input")
-    changed = {**body, **(sampling or {}), **(replace_media(body) if media else {})}
+        given = "text and images" if images else "text"
+        message = f"The model is given {given} only, and no {', '.join(dict.fromkeys(media))}. Leave it out"
+        raise ApiError(ErrorCode.UNSUPPORTED, message, param=param)
+    taken = TakenImages(param)
+    replaced = replace_media(body, taken if images else None) if found else {}
+    changed = {**body, **(sampling or {}), **replaced}
     for name in OUTPUT_LIMITS:
         if isinstance(limit := body.get(name), int) and limit > context:
             changed[name] = context
@@ -140,7 +149,7 @@ def adapt(
         changed["input"] = [_readable(item) if is_unread_message(item) else item for item in items]
     for name in _fields_without_tools(body.get("tool_choice"), kept, dropped):
         changed.pop(name, None)
-    return Adapted(changed, dropped, media)
+    return Adapted(changed, dropped, media, taken.files)
 
 
 def _is_hosted(tool: object, namespaces: bool) -> bool:
@@ -339,10 +348,15 @@ def media_in(body: Mapping[str, Any]) -> list[str]:
     return [kind for part in parts if (kind := media_kind(part)) is not None]
 
 
-def replace_media(body: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of the body that hold messages, as new lists in which all media are placeholders."""
+def replace_media(body: Mapping[str, Any], taken: TakenImages | None = None) -> dict[str, Any]:
+    """The fields of the body that hold messages, as new lists in which all media are placeholders.
+
+    Images are `taken` where the model takes them.
+    """
     lists = _lists(body, *TEXT_TYPES)
-    return {name: [_without_media(entry, TEXT_TYPES[name]) for entry in entries] for name, entries in lists.items()}
+    return {
+        name: [_without_media(entry, TEXT_TYPES[name], taken) for entry in entries] for name, entries in lists.items()
+    }
 
 
 def media_kind(part: object) -> str | None:
@@ -364,7 +378,7 @@ def _lists(entry: object, *names: str) -> dict[str, list[Any]]:
     return {name: parts for name in names if isinstance(parts := _mapping(entry).get(name), list)}
 
 
-def _without_media(entry: Any, text: str) -> Any:
+def _without_media(entry: Any, text: str, taken: TakenImages | None) -> Any:
     """A message, or an output of a call; `text` is the type of a part of text."""
 
     def changed(part: Any) -> Any:
@@ -374,6 +388,8 @@ def _without_media(entry: Any, text: str) -> Any:
     def placed(part: Any) -> Any:
         if (kind := media_kind(part)) is None:
             return part
+        if kind == IMAGE and taken is not None:
+            return taken.take(part)
         return {"type": text, "text": _document_text(part) or PLACEHOLDER.format(kind=kind)}
 
     lists = _lists(entry, "content", "output")

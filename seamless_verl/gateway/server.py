@@ -41,6 +41,7 @@ from seamless_verl.gateway.engine_client import FleetEngineClient
 from seamless_verl.gateway.fast_path import ServingApp
 from seamless_verl.gateway.http import open_listeners
 from seamless_verl.gateway.http_responses import ModelList
+from seamless_verl.gateway.images import IMAGE
 from seamless_verl.gateway.middleware import GatewaySettings, OnOutsideRefusal, ServeRunner, SessionMiddleware
 from seamless_verl.gateway.recorder import JournalRecorder
 from seamless_verl.gateway.recovery import restore_sessions
@@ -135,6 +136,7 @@ class Gateway:
             models=models,
             on_refusal=self._recorder.note_refusal,
             takes_namespaces=TAKES_NAMESPACES,
+            takes_images=takes_images(self.client),
             serve_runner=self._serve_runner,
             on_outside_refusal=self._on_outside_refusal,
         )
@@ -252,6 +254,13 @@ def rendering_config(args: Namespace) -> VllmConfig:
     if args.reasoning_parser:  # in a copy: what the parser of arguments has as its default is one object for all
         args.structured_outputs_config = outputs = replace(outputs, reasoning_parser=args.reasoning_parser)
     return VllmConfig(model_config=model_config, structured_outputs_config=outputs)
+
+
+def takes_images(client: FleetEngineClient) -> bool:
+    """Whether the model has images among its inputs."""
+    if not client.model_config.is_multimodal_model:
+        return False
+    return IMAGE in client.renderer.get_mm_processor().info.supported_mm_limits
 
 
 def served_names(args: Namespace) -> list[str]:

@@ -25,6 +25,15 @@ class SessionOpened:
 
 
 @dataclass(frozen=True)
+class ImageAdded:
+    """Calls of the session have this image, a file; one that is on record already is not stored again."""
+
+    session_id: str
+    digest: str  # sha256 of the file, in hex
+    data: bytes
+
+
+@dataclass(frozen=True)
 class CallStarted:
     """A request was rendered to a prompt."""
 
@@ -153,4 +162,4 @@ UNDONE = "undone"
 """The kind of an event whose subject is a session that was handed over, and what had its tokens is gone, as after a
 stop of the whole run. Readers count it as dropped, for the `reason` of the event."""
 SessionEvent: TypeAlias = SessionOpened | RewardPosted | RequestRefused | SessionClosed | HandOverBegun | HandedOver
-Event: TypeAlias = SessionEvent | CallStarted | ChunkAppended | CallEnded | OutsideEvent | GroupDecided
+Event: TypeAlias = SessionEvent | ImageAdded | CallStarted | ChunkAppended | CallEnded | OutsideEvent | GroupDecided

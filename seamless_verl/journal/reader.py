@@ -16,11 +16,13 @@ from typing import Any
 from seamless_verl.errors import ConfigError, JournalError, JournalOrderError, shorten
 from seamless_verl.journal.events import BEGUN, LEASED, UNDONE, GroupOutcome, OutsideEvent, RequestRefused
 from seamless_verl.journal.schema import (
+    IMAGE_USES,
+    ROUTES,
     TABLES,
     WAY_OUT,
     check_version,
     from_json,
-    has_routes,
+    has_table,
     journal_error,
     pack,
     read_only,
@@ -71,7 +73,13 @@ INTEGRITY_CHECKS = {
 }
 
 
-CHECK_OF_ROUTES = {"routes of no deltas": "SELECT COUNT(*) FROM routes WHERE delta NOT IN (SELECT n FROM deltas)"}
+LATER_CHECKS = {
+    ROUTES: {"routes of no deltas": "SELECT COUNT(*) FROM routes WHERE delta NOT IN (SELECT n FROM deltas)"},
+    IMAGE_USES: {
+        "images of no session": "SELECT COUNT(*) FROM images WHERE digest NOT IN (SELECT digest FROM image_uses)",
+        "images that are missing": "SELECT COUNT(*) FROM image_uses WHERE digest NOT IN (SELECT digest FROM images)",
+    },
+}
 WHOLE_BYTES = 256 << 20  # up to this size a file is checked whole
 
 
@@ -162,7 +170,9 @@ class JournalReader:
         """
         with self.snapshot() as db:
             problems = [row[0] for row in db.execute("PRAGMA integrity_check(5)") if row[0] != "ok"]
-            checks = INTEGRITY_CHECKS | (CHECK_OF_ROUTES if has_routes(db) else {})
+            checks = dict(INTEGRITY_CHECKS)
+            for table, more in LATER_CHECKS.items():
+                checks |= more if has_table(db, table) else {}
             counts = {name: db.execute(query).fetchone()[0] for name, query in checks.items()}
         problems += [f"{count} {name}" for name, count in counts.items() if count]
         if problems:
@@ -234,7 +244,15 @@ def _read_session(db: sqlite3.Connection, session_id: str) -> StoredSession:
     ended = corrected_note(note_of(done), read_undone(db, session_id).get(session_id) if done else None)
     known = (session_id, uid, from_json(settings), opened_at, STAGES[stage], reason, tuple(_read_calls(db, n)))
     given, refused = rewards | ended.get("rewards", {}), _read_refused(db, n, session_id)
-    return StoredSession(*known, given, refused, note_of(begun), ended, read_groups(db, uid).get(uid), rewards)
+    group, images = read_groups(db, uid).get(uid), _read_images(db, n)
+    return StoredSession(*known, given, refused, note_of(begun), ended, group, rewards, images)
+
+
+def _read_images(db: sqlite3.Connection, session: int) -> dict[str, bytes]:
+    if not has_table(db, IMAGE_USES):
+        return {}
+    query = "SELECT digest, data FROM image_uses JOIN images USING (digest) WHERE session=?"
+    return dict(db.execute(query, (session,)).fetchall())
 
 
 def _read_refused(db: sqlite3.Connection, session: int, session_id: str) -> tuple[RequestRefused, ...]:
@@ -272,7 +290,7 @@ def read_groups(db: sqlite3.Connection, uid: str | None = None) -> dict[str, Sto
 
 
 def _read_calls(db: sqlite3.Connection, session: int) -> Iterator[StoredCall]:
-    query = WITH_ROUTES if has_routes(db) else WITHOUT_ROUTES
+    query = WITH_ROUTES if has_table(db, ROUTES) else WITHOUT_ROUTES
     segments, of_prompts = _read_segments(db.execute(query, (session,)))
     sequences: dict[int, bytes] = {}  # prompt and generated ids of each call, for the calls that have it as their base
     requests: dict[int, bytes] = {}

@@ -8,8 +8,9 @@ error, `group_outcomes` what became of the groups that were handed over. `note` 
 JSON for the stages of a hand-over. `grammar` has a byte for each token of a chunk in which some were sampled under a
 grammar, else NULL.
 
-Table `routes` is made with its first row, where engines return routes: packed, those of a chunk's tokens, and those of
-its call's prompt beside the call's first.
+The tables of LATER are made with their first row. `routes`, where engines return routes, has them packed: those of a
+chunk's tokens, and those of its call's prompt beside the call's first. `images` has each file once, by its sha256, and
+`image_uses` which sessions have it: with the last of them it is deleted.
 
 A file has one version of this format; one of another is refused.
 """
@@ -59,10 +60,20 @@ INDEXES = {
     "outside_events": "subject, kind",
 }
 
-ROUTES = (
-    "CREATE TABLE IF NOT EXISTS routes (delta INTEGER PRIMARY KEY, session INTEGER, of_tokens BLOB, of_prompt BLOB)",
-    "CREATE INDEX IF NOT EXISTS routes_by ON routes (session)",
-)
+ROUTES, IMAGES, IMAGE_USES = "routes", "images", "image_uses"
+LATER = {
+    ROUTES: (
+        "CREATE TABLE IF NOT EXISTS routes"
+        " (delta INTEGER PRIMARY KEY, session INTEGER, of_tokens BLOB, of_prompt BLOB)",
+        "CREATE INDEX IF NOT EXISTS routes_by ON routes (session)",
+    ),
+    IMAGES: ("CREATE TABLE IF NOT EXISTS images (digest TEXT PRIMARY KEY, data BLOB)",),
+    IMAGE_USES: (
+        "CREATE TABLE IF NOT EXISTS image_uses (session INTEGER, digest TEXT, PRIMARY KEY (session, digest))",
+        "CREATE INDEX IF NOT EXISTS image_uses_by ON image_uses (digest)",
+    ),
+}
+REPEATED = (IMAGES, IMAGE_USES)  # Tables of which a row that is there already is left as it is
 
 PRIVATE = 0o600  # the mode of a new file; SQLite gives its log the same
 PAGE_BYTES = 4096  # measured no slower than 8192 and 16384, and a commit writes whole pages
@@ -160,9 +171,9 @@ def check_version(db: sqlite3.Connection, path: Path) -> None:
         raise ConfigError("journal", str(path), f"its format is {version}, this release knows {VERSION}", way_out)
 
 
-def has_routes(db: sqlite3.Connection) -> bool:
-    """Whether it has the table `routes`."""
-    return db.execute("SELECT 1 FROM sqlite_master WHERE type='table' AND name='routes'").fetchone() is not None
+def has_table(db: sqlite3.Connection, name: str) -> bool:
+    """Whether it has this table of LATER."""
+    return db.execute("SELECT 1 FROM sqlite_master WHERE type='table' AND name=?", (name,)).fetchone() is not None
 
 
 def journal_error(path: Path, error: sqlite3.Error) -> JournalError:

@@ -84,6 +84,7 @@ class StoredSession:
     handed: Mapping[str, Any] = field(default_factory=dict)  # and of its end
     group: StoredGroup | None = None
     posted: Mapping[str, float] = field(default_factory=dict, compare=False)  # of the rewards
+    images: Mapping[str, bytes] = field(default_factory=dict, repr=False)  # the files in its prompts, by sha256
 
     @property
     def validation(self) -> bool:
@@ -181,7 +182,7 @@ def rebuild_record(stored: StoredSession, *, all_calls: bool = False) -> Session
     Calls without an end are CANCELLED. An open session has none of them, because they may continue, unless `all_calls`
     is set, as to show it.
     """
-    record = SessionRecord(stored.uid, stored.session_id, validation=stored.validation)
+    record = SessionRecord(stored.uid, stored.session_id, validation=stored.validation, images=dict(stored.images))
     for call in stored.calls:
         if all_calls or not call.interrupted or stored.stage is not Stage.OPEN:
             record.add_turn(call.turn())

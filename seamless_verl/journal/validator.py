@@ -23,6 +23,7 @@ from seamless_verl.journal.events import (
     GroupDecided,
     HandedOver,
     HandOverBegun,
+    ImageAdded,
     OutsideEvent,
     RequestRefused,
     RewardPosted,
@@ -30,7 +31,7 @@ from seamless_verl.journal.events import (
     SessionOpened,
 )
 from seamless_verl.journal.prefix import PrefixChain, PrefixDigests
-from seamless_verl.journal.schema import TABLES, pack, to_json
+from seamless_verl.journal.schema import IMAGE_USES, IMAGES, LATER, TABLES, pack, to_json
 from seamless_verl.journal.stored import Stage
 from seamless_verl.trajectory.routes import packed
 
@@ -47,6 +48,7 @@ class _SessionState:
     n: int
     stage: Stage
     calls: dict[str, _CallState] = field(default_factory=dict)
+    images: set[str] = field(default_factory=set)  # that this process has stored
 
 
 @dataclass(frozen=True)
@@ -72,6 +74,7 @@ class Validator:
         self._rows = _empty_rows()
         self._handlers: dict[type, Callable[[Any], None]] = {
             SessionOpened: self._open_session,
+            ImageAdded: self._add_image,
             CallStarted: self._start_call,
             ChunkAppended: self._append_chunk,
             CallEnded: self._end_call,
@@ -134,6 +137,14 @@ class Validator:
         self._add_row("sessions", session.n, event.session_id, str(event.uid), settings, float(event.opened_at))
         self._sessions[event.session_id] = session
         self._undo.append(lambda: self._sessions.pop(event.session_id))
+
+    def _add_image(self, event: ImageAdded) -> None:
+        session = self._require_session("image", event.session_id, Stage.OPEN)
+        if event.digest not in session.images:
+            self._add_row(IMAGES, event.digest, event.data)
+            self._add_row(IMAGE_USES, session.n, event.digest)
+            session.images.add(event.digest)
+            self._undo.append(lambda: session.images.discard(event.digest))
 
     def _start_call(self, event: CallStarted) -> None:
         session = self._require_session("start of a call", event.session_id, Stage.OPEN)
@@ -268,7 +279,7 @@ def _note(note: dict[str, Any]) -> str | None:
 
 
 def _empty_rows() -> Rows:
-    return {table: [] for table in (*TABLES, "routes")}
+    return {table: [] for table in (*TABLES, *LATER)}
 
 
 def _largest_number(db: sqlite3.Connection, table: str) -> int:

@@ -41,7 +41,15 @@ from typing import Any, TypeAlias
 from seamless_verl.errors import JournalError
 from seamless_verl.journal.events import BEGUN, LEASED, RUN, UNDONE, Event
 from seamless_verl.journal.reader import STAGE, JournalReader
-from seamless_verl.journal.schema import ROUTES, from_json, has_routes, open_for_writing
+from seamless_verl.journal.schema import (
+    IMAGE_USES,
+    LATER,
+    REPEATED,
+    ROUTES,
+    from_json,
+    has_table,
+    open_for_writing,
+)
 from seamless_verl.journal.stored import CompactionResult, Stage
 from seamless_verl.journal.validator import STAGES, Rows, Validator
 
@@ -255,9 +263,10 @@ def _insert(db: sqlite3.Connection, rows: Rows) -> None:
             known = "WHERE EXISTS (SELECT 1 FROM sessions WHERE uid=?2)"
             db.executemany(f"INSERT INTO group_outcomes SELECT ?1, ?2, ?3, ?4, ?5, ?6 {known}", entries)
         elif entries:
-            for made in ROUTES if table == "routes" else ():
+            for made in LATER.get(table, ()):
                 db.execute(made)
-            db.executemany(f"INSERT INTO {table} VALUES ({_placeholders(len(entries[0]))})", entries)
+            insert = "INSERT OR IGNORE" if table in REPEATED else "INSERT"
+            db.executemany(f"{insert} INTO {table} VALUES ({_placeholders(len(entries[0]))})", entries)
 
 
 def _insert_chunks(db: sqlite3.Connection, entries: list[tuple[Any, ...]]) -> None:
@@ -369,7 +378,7 @@ def _delete_routes(db: sqlite3.Connection, max_bytes: int | None, keep: Collecti
 
     Those that were handed over first: only a run that goes on from weights before their step would read them again.
     """
-    if not is_too_large(db, max_bytes) or not has_routes(db):
+    if not is_too_large(db, max_bytes) or not has_table(db, ROUTES):
         return 0
     query = (
         "SELECT session, session_id FROM stages JOIN sessions ON n=session WHERE stage=?"
@@ -408,11 +417,20 @@ def _delete_some(db: sqlite3.Connection, before: float, max_bytes: int | None, k
 def _delete(db: sqlite3.Connection, session: int) -> None:
     for table in ("deltas", "endings"):
         db.execute(f"DELETE FROM {table} WHERE call IN (SELECT n FROM calls WHERE session=?)", (session,))
-    for table in ("calls", "rewards", "refused", "stages", *(("routes",) if has_routes(db) else ())):
+    for table in ("calls", "rewards", "refused", "stages", *((ROUTES,) if has_table(db, ROUTES) else ())):
         db.execute(f"DELETE FROM {table} WHERE session=?", (session,))
+    if has_table(db, IMAGE_USES):
+        _delete_images(db, session)
     uid = db.execute("SELECT uid FROM sessions WHERE n=?", (session,)).fetchone()[0]
     db.execute("DELETE FROM sessions WHERE n=?", (session,))
     db.execute("DELETE FROM group_outcomes WHERE uid=?1 AND NOT EXISTS (SELECT 1 FROM sessions WHERE uid=?1)", (uid,))
+
+
+def _delete_images(db: sqlite3.Connection, session: int) -> None:
+    """Deletes the session's images that no other session has."""
+    found = db.execute("DELETE FROM image_uses WHERE session=? RETURNING digest", (session,)).fetchall()
+    alone = "NOT EXISTS (SELECT 1 FROM image_uses WHERE digest=?1)"
+    db.executemany(f"DELETE FROM images WHERE digest=?1 AND {alone}", found)
 
 
 def _pragma(db: sqlite3.Connection, name: str) -> int:

@@ -21,6 +21,7 @@ from typing import Any
 from seamless_verl.errors import HostMovedError
 
 WRITTEN_FOR = "verl 0.9.1"
+TRANSFORMERS = "transformers 5.10.4"
 CUDA_TYPES = "torch.cuda."
 REWRITTEN = "seamless_host_types"  # attribute of a rewritten function
 
@@ -262,7 +263,29 @@ TENSOR_TYPES = tuple(
         "megatron.core.optimizer.clip_grads:clip_grad_by_total_norm_fp32",
     )
 )
+VIDEO_CLASS = Adaptation(
+    "images-without-torchvision",
+    "transformers.processing_utils:MODALITY_TO_BASE_CLASS_MAPPING",
+    TRANSFORMERS,
+    "names the class that a processor's part for videos must have",
+)
+VIDEO_LOADER = Adaptation(
+    "images-without-torchvision",
+    "transformers.models.auto.video_processing_auto:AutoVideoProcessor",
+    TRANSFORMERS,
+    "loads that part, as the processor's mapping of loaders finds it",
+)
+WITHOUT_TORCHVISION = Adaptation(
+    "images-without-torchvision",
+    "transformers.models.qwen2_vl.image_processing_pil_qwen2_vl:smart_resize",
+    TRANSFORMERS,
+    "is taken by vLLM's models from the module beside it, which needs torchvision",
+)
+
 ADAPTATIONS = (
+    VIDEO_CLASS,
+    VIDEO_LOADER,
+    WITHOUT_TORCHVISION,
     KEEP_WEIGHTS,
     PACKED_EXPERTS,
     DEFAULT_BACKEND,

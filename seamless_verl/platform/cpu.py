@@ -18,6 +18,7 @@ from verl.plugin.platform import PlatformBase
 from seamless_verl.platform.cores import VISIBLE_DEVICES
 from seamless_verl.platform.forkserver.launcher import set_worker_command
 from seamless_verl.platform.host_device import HOST_DEVICE
+from seamless_verl.platform.without_torchvision import take_images_without_torchvision
 
 
 class HostIndex(str):
@@ -36,6 +37,7 @@ class PlatformCPU(PlatformBase):
     def __init__(self) -> None:
         if os.environ.get("VERL_PLATFORM", "").strip().lower() == "cpu":
             set_worker_command(os.environ)  # before Ray starts, since verl asks for its platform first
+            take_images_without_torchvision()
 
     @property
     def device_name(self) -> str:
@@ -62,6 +64,7 @@ class PlatformCPU(PlatformBase):
         if for_accelerators or torch.cuda.is_available() or self.check_smi_command("nvidia-smi"):
             return False
         set_worker_command(os.environ)  # verl takes the first available platform, and this is the last
+        take_images_without_torchvision()
         return True
 
     def current_device(self) -> int:

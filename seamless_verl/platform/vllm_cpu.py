@@ -31,9 +31,11 @@ def register() -> None:
     if not current_platform.is_cpu():
         return
     from seamless_verl.platform.vllm.weights import keep_weights
+    from seamless_verl.platform.without_torchvision import take_images_without_torchvision
 
     refuse_foreign_platform(current_platform)
     keep_weights()
+    take_images_without_torchvision()
 
 
 def refuse_foreign_platform(platform: object) -> None:

@@ -110,7 +110,7 @@ def _find_fork(tree: Tree, turns: Sequence[PlacedTurn], turn: PlacedTurn) -> _Fo
         recorded_turn,
         fork_node.path_from(None),
         recorded_nodes,
-        concat_ids(turn.prompt_end.path_from(fork_node)),
+        tree.image_keys.restored(concat_ids(turn.prompt_end.path_from(fork_node))),
         [tree.turns[turn_id] for turn_id in lost_ids],
     )
 
@@ -144,12 +144,13 @@ def _fork_drift(fork: _Fork | None, decode: Decode | None) -> Drift | None:
     diff = _diff_fork(fork)
     if diff is None and fork.recorded_nodes[0].segment is None:
         return None
+    restored = fork.turn.image_keys.restored
     return Drift(
         fork.turn.turn_id,
         fork.recorded_turn.turn_id,
         sum(len(node) for node in fork.shared_nodes),
         _find_cause(fork, diff, decode),
-        tuple(concat_ids(fork.recorded_nodes)[:SNIPPET_TOKENS]),
+        tuple(restored(concat_ids(fork.recorded_nodes)[:SNIPPET_TOKENS])),
         tuple(fork.replayed_ids[:SNIPPET_TOKENS]),
         sum(len(node) for node in fork.recorded_nodes if node.segment is not None),
         sum(len(node) for node in fork.shared_nodes if node.segment is not None),
@@ -173,7 +174,8 @@ def _has_same_text(fork: _Fork, decode: Decode) -> bool:
     first = next(i for i, node in enumerate(fork.recorded_nodes) if node.segment is not None)
     turn_id = fork.recorded_nodes[first].turn_id
     run = [node for i, node in enumerate(fork.recorded_nodes) if i <= first or node.turn_id == turn_id]
-    lead, recorded = concat_ids(fork.shared_nodes)[-LEAD_TOKENS:], concat_ids(run)
+    restored = fork.turn.image_keys.restored
+    lead, recorded = restored(concat_ids(fork.shared_nodes)[-LEAD_TOKENS:]), restored(concat_ids(run))
     recorded_text = decode(lead + recorded).rstrip("\ufffd")
     replayed_text = decode(lead + fork.replayed_ids[: 2 * len(recorded) + SNIPPET_TOKENS])
     return len(recorded_text) > len(decode(lead)) and replayed_text.startswith(recorded_text)

@@ -12,6 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from seamless_verl.trajectory.images import DIGEST
+
 ASSISTANT = "assistant"
 MAX_EXACT = 2**53  # of the integers that a float holds exactly
 
@@ -71,8 +73,15 @@ def _text(content: object) -> str:
     if content is None:
         return ""
     if isinstance(content, list):
-        return "".join(part.get("text", "") if isinstance(part, Mapping) else str(part) for part in content)
+        return "".join(map(_text_of_part, content))
     return str(content)
+
+
+def _text_of_part(part: object) -> str:
+    """An image on record is the same as another if its file is."""
+    if not isinstance(part, Mapping):
+        return str(part)
+    return f"[image {part[DIGEST]}]" if DIGEST in part else str(part.get("text", ""))
 
 
 def _parse_call(entry: Mapping[str, Any]) -> ToolCall:

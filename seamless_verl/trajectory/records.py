@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from enum import IntEnum, StrEnum
 from typing import Any
 
+from seamless_verl.trajectory.images import PromptImage, images_of
 from seamless_verl.trajectory.routes import Routes
 
 TOKEN, LOGPROB = "i", "f"  # typecodes: 4 bytes each: a generated token takes 8 bytes of memory
@@ -216,6 +217,11 @@ class Turn:
     request: dict[str, Any] = field(default_factory=dict)
     reply: dict[str, Any] = field(default_factory=dict)
     prompt_routes: Routes | None = None
+
+    @property
+    def images(self) -> tuple[PromptImage, ...]:
+        """Those of its prompt, in their order."""
+        return images_of(self.request)
 
     @property
     def generated(self) -> int:

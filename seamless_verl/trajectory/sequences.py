@@ -24,11 +24,12 @@ from numpy.typing import NDArray
 
 from seamless_verl.errors import ConfigError
 from seamless_verl.trajectory.account import Account, DropReason
+from seamless_verl.trajectory.images import ImageKeys
 from seamless_verl.trajectory.policies import BoolArray, GrammarTokens, TokenPolicy, TokenView
 from seamless_verl.trajectory.records import Finish, Grammar
 from seamless_verl.trajectory.routes import RouteArray, joined
 from seamless_verl.trajectory.session import SessionRecord
-from seamless_verl.trajectory.tree import Node, Tree
+from seamless_verl.trajectory.tree import Node, Tree, concat_ids
 
 IntArray: TypeAlias = NDArray[np.int32]
 CONTEXT_VERSION = -1  # the weight version of a token that was not generated
@@ -76,6 +77,7 @@ class TrainingSequence:
     context. A response begins and ends with a generated token. Generated tokens with mask 0 keep logprob and version.
     `leaf_id` is the turn that ends at the leaf; `spans` are the response's generated runs in order. `routes`
     [P + R - 1, layers, experts] are the experts chosen at all positions but the last, None unless all are on record.
+    `images` are the digests of the images whose placeholders are in prompt and response, in their order.
     """
 
     leaf_id: str
@@ -87,6 +89,7 @@ class TrainingSequence:
     grammar: NDArray[np.uint8]
     spans: tuple[Span, ...]
     routes: RouteArray | None = None
+    images: tuple[str, ...] = ()
 
     @property
     def turn_ids(self) -> tuple[str, ...]:
@@ -127,7 +130,8 @@ def assemble(
     decisions = [mask_chain(chain, policy, trainer_version, limits, grammar) for chain in chains]
     for decision in decisions:
         dropped += decision.dropped
-    sequences = [_make_sequence(decision.chain, decision.mask) for decision in decisions if decision.mask.any()]
+    made = [(decision.chain, decision.mask) for decision in decisions if decision.mask.any()]
+    sequences = [_make_sequence(chain, mask, tree.image_keys) for chain, mask in made]
     account = Account(tree.generated, sum(sequence.trained for sequence in sequences), dropped)
     account.check_integrity()
     return Assembly(sequences, account)
@@ -259,19 +263,21 @@ def mask_chain(
     return ChainDecision(chain, mask, Counter(dropped))
 
 
-def _make_sequence(chain: Chain, mask: BoolArray) -> TrainingSequence:
+def _make_sequence(chain: Chain, mask: BoolArray, keys: ImageKeys) -> TrainingSequence:
     """The chain's sequence; its response is cut to the length of the mask, bool [R]."""
     nodes, size = chain.response, len(mask)
+    prompt, response = concat_ids(chain.prompt), concat_ids(nodes)[:size]
     return TrainingSequence(
         chain.leaf_id,
-        _ids(chain.prompt),
-        _ids(nodes)[:size],
+        np.asarray(keys.restored(prompt)),
+        np.asarray(keys.restored(response)),
         mask.astype(np.uint8),
         np.concatenate([_logprobs(node) for node in nodes])[:size],
         _weight_versions(nodes)[:size],
         _grammar(nodes)[:size],
         tuple(_find_spans(nodes, size)),
         _routes([*chain.prompt, *nodes], chain.prompt_length + size),
+        keys.digests(prompt) + keys.digests(response),
     )
 
 
@@ -289,10 +295,6 @@ def _find_spans(nodes: Sequence[Node], size: int) -> list[Span]:
                 spans.append(Span(node.turn_id, node.segment.version, start, stop))
         start += len(node)
     return spans
-
-
-def _ids(nodes: Sequence[Node]) -> IntArray:
-    return np.concatenate([np.zeros(0, np.int32), *(np.asarray(node.ids) for node in nodes)])
 
 
 def _logprobs(node: Node) -> NDArray[np.float32]:

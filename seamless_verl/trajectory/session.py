@@ -14,6 +14,7 @@ from dataclasses import KW_ONLY, dataclass, field
 from enum import StrEnum
 
 from seamless_verl.errors import SessionClosedError, TurnConflictError
+from seamless_verl.trajectory.images import images_of
 from seamless_verl.trajectory.records import Turn
 from seamless_verl.trajectory.tree import PlacedTurn, Tree
 
@@ -36,7 +37,7 @@ class Closed(StrEnum):
 class SessionRecord:
     """One session. `rewards` are by name; a reward posted again replaces the earlier one.
 
-    A `validation` trains nothing.
+    A `validation` trains nothing. `images` are the files of the images in its prompts, by sha256 in hex.
     """
 
     uid: str
@@ -45,6 +46,7 @@ class SessionRecord:
     validation: bool = False
     tree: Tree = field(default_factory=Tree)
     rewards: dict[str, float] = field(default_factory=dict)
+    images: dict[str, bytes] = field(default_factory=dict)
     closed: Closed | None = None
 
     @property
@@ -99,5 +101,5 @@ class SessionRecord:
             raise TurnConflictError(self.name, turn.turn_id, "end")
         if placed.generated_ids() != turn.generated_ids:
             raise TurnConflictError(self.name, turn.turn_id, "reply")
-        if placed.prompt_ids() != turn.prompt_ids:
+        if placed.prompt_ids() != turn.prompt_ids or images_of(placed.request) != turn.images:
             raise TurnConflictError(self.name, turn.turn_id, "prompt")

@@ -9,6 +9,7 @@ Invariants:
 - A split keeps the existing node as the lower part, so a reference to a node always means the same end.
 - Children are in the order of their insertion.
 
+- The ids of nodes are keyed by the tree's images, so that a prompt matches no other image's placeholders.
 - A token keeps the route with which it was first placed; a later turn gives routes only to what has none.
 
 Memory per token: 4 bytes of context, 8 bytes generated, and its route if there is one. A turn's prompt is not stored;
@@ -25,6 +26,7 @@ from typing import Any
 import numpy as np
 
 from seamless_verl.errors import IntegrityError
+from seamless_verl.trajectory.images import ImageKeys, PromptImage
 from seamless_verl.trajectory.records import TOKEN, Finish, Segment, Turn
 from seamless_verl.trajectory.routes import Routes
 
@@ -35,29 +37,30 @@ class Tree:
 
     root: Node = field(default_factory=lambda: Node(array(TOKEN), None))
     turns: dict[str, PlacedTurn] = field(default_factory=dict)
+    image_keys: ImageKeys = field(default_factory=ImageKeys)
 
     def insert(self, turn: Turn) -> PlacedTurn:
         """Adds a turn that is not yet in the tree. The cost is that of comparing its prompt and of its new tokens."""
-        node, within, depth = self.match(turn.prompt_ids)
+        prompt = self.image_keys.keyed(turn.prompt_ids, turn.images)
+        node, within, depth = self.match(prompt)
         match_end = node if within == len(node) else _split(node, within)
-        prompt_end = match_end.add(turn.prompt_ids[depth:]) if depth < len(turn.prompt_ids) else match_end
+        prompt_end = match_end.add(prompt[depth:]) if depth < len(prompt) else match_end
         if turn.prompt_routes is not None:
-            _place_routes(prompt_end, len(turn.prompt_ids), turn.prompt_routes)
+            _place_routes(prompt_end, len(prompt), turn.prompt_routes)
         end = prompt_end
         for segment in turn.segments:
             if len(segment):
                 end = end.add(segment.ids, segment, turn.turn_id)
         request = self._share_request(turn.request, match_end)
-        placed = PlacedTurn(
-            turn.turn_id, len(self.turns), match_end, prompt_end, end, turn.generated, turn.finish, request, turn.reply
-        )
+        nodes, ended = (match_end, prompt_end, end), (turn.generated, turn.finish, request, turn.reply)
+        placed = PlacedTurn(turn.turn_id, len(self.turns), *nodes, *ended, self.image_keys)
         self.turns[turn.turn_id] = placed
         return placed
 
     def match(self, prompt: array[int]) -> tuple[Node, int, int]:
         """The longest match of the prompt from the root: (node, tokens matched within it, tokens matched in total).
 
-        Of several equally long matches, the most recently generated.
+        The prompt's ids are keyed. Of several equally long matches, the most recently generated.
         """
         data, size = prompt.tobytes(), len(prompt)
         best, longest = (self.root, 0, 0), 0
@@ -75,9 +78,9 @@ class Tree:
                 best, longest = (node, within, depth), depth
         return best
 
-    def routes_needed_from(self, prompt: array[int]) -> int:
+    def routes_needed_from(self, prompt: array[int], images: tuple[PromptImage, ...] = ()) -> int:
         """The first of the prompt's tokens but the very first whose route is not on record; its length if all are."""
-        node, _, matched = self.match(prompt)
+        node, _, matched = self.match(self.image_keys.keyed(prompt, images))
         known = 0
         for step in node.path_from(None):
             if step.rows() is None and len(step):
@@ -131,9 +134,10 @@ class PlacedTurn:
     finish: Finish
     request: dict[str, Any]
     reply: dict[str, Any]
+    image_keys: ImageKeys = field(default_factory=ImageKeys)  # the tree's
 
     def prompt_ids(self) -> array[int]:
-        return concat_ids(self.prompt_end.path_from(None))
+        return self.image_keys.restored(concat_ids(self.prompt_end.path_from(None)))
 
     def generated_nodes(self) -> list[Node]:
         return self.end.path_from(self.prompt_end)
@@ -185,7 +189,7 @@ class Node:
 
 
 def concat_ids(nodes: list[Node]) -> array[int]:
-    """The token ids of the nodes, one node after another."""
+    """The token ids of the nodes, keyed, one node after another."""
     ids = array(TOKEN)
     for node in nodes:
         ids.extend(node.ids)

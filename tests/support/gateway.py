@@ -211,7 +211,13 @@ class GatewayHarness:
 
 @asynccontextmanager
 async def gateway_harness(
-    nano: Path, more_options: Sequence[str] = (), *, limit_s: float | None = 300, recorder: Any = None, **options: Any
+    nano: Path,
+    more_options: Sequence[str] = (),
+    *,
+    limit_s: float | None = 300,
+    recorder: Any = None,
+    journal: Any = None,
+    **options: Any,
 ) -> AsyncGenerator[GatewayHarness, None]:
     """A gateway for at most `limit_s` seconds; it ends in the task that it began in, but for one without a limit."""
     share_starts()
@@ -219,7 +225,7 @@ async def gateway_harness(
     settings = GatewaySettings(str(nano / "model"), ADMIN_KEY, (*OPTIONS, *more_options), **options)
     async with (
         asyncio.timeout(limit_s),
-        Gateway(settings, source=source, recorder=recorder) as gateway,
+        Gateway(settings, source=source, recorder=recorder, journal=journal) as gateway,
         httpx.AsyncClient(timeout=30) as http,
     ):
         session = await gateway.admin.open({"uid": "prompt-1"})

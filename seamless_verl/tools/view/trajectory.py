@@ -140,7 +140,7 @@ class Trajectory:
             raise LookupError(f"node {number} of {len(self.nodes)}")
         node = self.nodes[number]
         stop = min(start + min(count, MAX_TOKENS), len(node))
-        ids, segment = node.ids[start:stop], node.segment
+        ids, segment = self.tree.image_keys.restored(node.ids[start:stop]), node.segment
         mask = self.masks.get(node)
         return {
             "number": number,
@@ -163,7 +163,7 @@ class Trajectory:
         before, above = node.ids[max(0, start - LEAD) : start], node.parent
         while len(before) < LEAD and above is not None:
             before, above = above.ids[-(LEAD - len(before)) :] + before, above.parent
-        return before
+        return self.tree.image_keys.restored(before)
 
     def _nodes(self) -> list[Answer]:
         """Runs of tokens: context, or generated with one weight version by one replica.
