@@ -52,8 +52,18 @@ class Tree:
             if len(segment):
                 end = end.add(segment.ids, segment, turn.turn_id)
         request = self._share_request(turn.request, match_end)
-        nodes, ended = (match_end, prompt_end, end), (turn.generated, turn.finish, request, turn.reply)
-        placed = PlacedTurn(turn.turn_id, len(self.turns), *nodes, *ended, self.image_keys)
+        placed = PlacedTurn(
+            turn.turn_id,
+            len(self.turns),
+            match_end,
+            prompt_end,
+            end,
+            turn.generated,
+            turn.finish,
+            request,
+            turn.reply,
+            self.image_keys,
+        )
         self.turns[turn.turn_id] = placed
         return placed
 
