@@ -10,7 +10,7 @@ from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopO
 
 from seamless_verl.data_plane.client import await_reply
 from seamless_verl.data_plane.finished_sessions import FinishedSession, HandedNote
-from seamless_verl.gateway.images import picture_of
+from seamless_verl.runtime.pictures import picture_of
 from seamless_verl.trajectory.account import DropReason
 from seamless_verl.trajectory.sequences import CONTEXT_VERSION, TrainingSequence
 from seamless_verl.trajectory.turns import TurnNote

@@ -10,7 +10,6 @@ from __future__ import annotations
 import binascii
 import io
 import pickle
-import warnings
 from base64 import b64decode
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,10 +19,9 @@ from typing import Any
 from PIL import Image
 
 from seamless_verl.gateway.api_errors import ApiError, ErrorCode
+from seamless_verl.runtime.pictures import FORMATS, picture_of
 from seamless_verl.trajectory.images import DIGEST, PromptImage
 
-FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
-"""What the real services take; of an animation the first picture is seen."""
 MAX_BYTES, MAX_PIXELS = 20 << 20, 1 << 26
 """Of one file, and of its picture: one of few bytes may have pixels for gigabytes of memory."""
 REFERENCE = "data:image/x-recorded;base64,"  # followed by the digest
@@ -93,21 +91,6 @@ class TakenImages:
 
     def _refused(self, code: ErrorCode, reason: str) -> ApiError:
         return ApiError(code, f"{self.param}: {reason}. {WAY_OUT}", param=self.param)
-
-
-def picture_of(data: bytes) -> Image.Image:
-    """The picture in a file as models get it: RGB, what is transparent on white."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # MAX_PIXELS is the bound
-        image = Image.open(io.BytesIO(data), formats=FORMATS)
-        image.load()
-    if image.mode == "RGB":
-        return image
-    if "A" in image.getbands() or "transparency" in image.info:
-        image = image.convert("RGBA")
-        white = Image.new("RGBA", image.size, "white")
-        image = Image.alpha_composite(white, image)
-    return image.convert("RGB")
 
 
 def digest_in(part: object) -> str | None:

@@ -13,9 +13,9 @@ import pytest
 from support.gateway import EOS, GatewayHarness, gateway_harness
 from support.qwen_vision import data_url, make_qwen_vision, picture
 
-from seamless_verl.gateway.images import picture_of
 from seamless_verl.gateway.recorder import JournalRecorder
 from seamless_verl.journal import SqliteJournal
+from seamless_verl.runtime.pictures import picture_of
 from seamless_verl.trajectory.images import images_of
 
 pytestmark = pytest.mark.integration
