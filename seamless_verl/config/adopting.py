@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf, open_dict
 
 from seamless_verl.config.checks.corrections import CORRECTION, IGNORED_BY_BYPASS, corrects, masks
 from seamless_verl.config.checks.hosts import OF_THE_CLUSTER, RAY_INIT
@@ -42,6 +42,7 @@ def adopt(config: DictConfig, overrides: Sequence[str] = ()) -> str | None:
     Raises:
         ConfigError: settings that something follows from cannot be read.
     """
+    adopt_engine(config)
     adopt_cluster(config, overrides)
     adopt_resources(config, overrides)
     adopt_parsers(config)
@@ -52,6 +53,19 @@ def adopt(config: DictConfig, overrides: Sequence[str] = ()) -> str | None:
 def keys_of(overrides: Sequence[str]) -> set[str]:
     """The keys that a command line sets."""
     return {text.lstrip("+").partition("=")[0] for text in overrides}
+
+
+PARTS = ("actor_rollout_ref.actor", "actor_rollout_ref.ref", "critic")
+
+
+def adopt_engine(config: DictConfig) -> None:
+    """Take back what the platform's file has set for Megatron, where another engine trains: verl's classes of that
+    engine's settings refuse the key."""
+    for part in PARTS:
+        node = OmegaConf.select(config, part)
+        if isinstance(node, DictConfig) and "Mcore" not in str(node.get("_target_")):
+            with open_dict(node):
+                node.pop("megatron", None)
 
 
 COMMAND = f"{RAY_INIT}.runtime_env.py_executable"

@@ -28,9 +28,10 @@ class Untrained(NamedTuple):
 
 
 UNTRAINED = (
-    Untrained("another engine", ENGINE, (None, "megatron")),
+    Untrained("another engine", ENGINE, (None, "megatron", "dp")),
+    Untrained("another engine", f"{ACTOR}.strategy", (None, "megatron", "fsdp2")),
     Untrained("adapters", f"{MODEL}.lora.rank", (None, 0, 8)),
-    Untrained("adapters", f"{MODEL}.lora_rank", (None, 0)),
+    Untrained("adapters", f"{MODEL}.lora_rank", (None, 0, 8)),
     Untrained("expert parallelism", f"{MEGATRON}.expert_model_parallel_size", (None, 1, 2)),
     Untrained("context parallelism", f"{MEGATRON}.context_parallel_size", (None, 1)),
     Untrained("virtual pipeline stages", f"{MEGATRON}.virtual_pipeline_model_parallel_size", (None,)),

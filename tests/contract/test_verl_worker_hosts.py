@@ -104,6 +104,10 @@ CALLED = {
     WEIGHTS + "CheckpointEngineRegistry.register": "backend",
     WEIGHTS + "split_weight_chunks": "weights bucket_size meta_only",
     WEIGHTS + "merge_weight_chunks": "chunks bucket_size",
+    "verl.workers.engine.fsdp.transformer_impl:FSDPEngineWithLMHead": "model_config engine_config optimizer_config"
+    " checkpoint_config",  # registered for the CPU platform, as the next
+    "verl.workers.engine.fsdp.transformer_impl:FSDPEngineWithValueHead": "model_config engine_config optimizer_config"
+    " checkpoint_config",
     EXTENSION + "update_weights_from_ipc": "self peft_config base_sync_done use_shm",
     SERVER + "collective_rpc": "self method timeout args kwargs",
     "verl.workers.rollout.utils:ensure_async_iterator": "iterable",
@@ -282,6 +286,7 @@ def test_megatrons_weights_stay_until_a_step_unless_it_is_told_otherwise() -> No
     settings = TransformerConfig(num_layers=1, hidden_size=8, num_attention_heads=1)
     assert settings.enable_cuda_graph is False and settings.cuda_graph_impl == "none"
     assert settings.num_moe_experts is None
+    assert settings.moe_permute_fusion is False  # which Megatron-Bridge's mixtures change
     assert DistributedDataParallelConfig().overlap_param_gather is False
     assert "ddp_config: DistributedDataParallelConfig" in inspect.getsource(DistributedDataParallel.__init__)
 

@@ -84,11 +84,11 @@ def check_cores(settings: Settings) -> list[Problem]:
 
 @check
 def check_cpu_engines(settings: Settings) -> list[Problem]:
-    """The CPU platform trains with Megatron, generates with vLLM and moves weights over gloo."""
+    """The CPU platform trains with Megatron or torch's second FSDP, generates with vLLM and moves weights over gloo."""
     if settings.host.accelerator:
         return []
-    backend = f"{ROLLOUT_KEY}.checkpoint_engine.backend"
-    found = {f"{ROLLOUT_KEY}.name": "vllm", STRATEGY: "megatron"}
+    backend, strategy = f"{ROLLOUT_KEY}.checkpoint_engine.backend", settings.text(STRATEGY)
+    found = {f"{ROLLOUT_KEY}.name": "vllm", STRATEGY: "fsdp2" if strategy.startswith("fsdp") else "megatron"}
     wrong = {key: other for key, other in found.items() if settings.text(key) != other}
     wrong |= {backend: "gloo"} if settings.get(backend) == "nccl" else {}
     reason = "does not run on the CPU platform"

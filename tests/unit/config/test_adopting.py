@@ -12,11 +12,13 @@ from seamless_verl.config.adopting import (
     COMMAND,
     DPPO,
     LOSS_MODE,
+    PARTS,
     PIN_VARIABLE,
     adopt,
     adopt_base_weights,
     adopt_cluster,
     adopt_correction,
+    adopt_engine,
     adopt_parsers,
 )
 from seamless_verl.config.checks import find_problems, preflight
@@ -271,3 +273,13 @@ def test_cores_of_this_machine_are_not_those_of_a_cluster(tmp_path: Path, monkey
     assert {problem.key for problem in alone} == {"trainer.n_gpus_per_node", "seamless.cpu.devices"}
     monkeypatch.setenv("RAY_ADDRESS", ADDRESS)
     assert find_problems(settings_of(config, devices=2), [check_devices, check_cores]) == []
+
+
+@pytest.mark.parametrize(("engine", "has"), [("megatron", True), ("dp", False)])
+def test_another_engine_is_not_given_megatrons_settings(engine: str, has: bool) -> None:
+    """Of the CPU platform's file, which sets them for Megatron."""
+    config = compose_ours("platform=cpu", f"model_engine={engine}")
+    parts = [OmegaConf.select(config, part) for part in PARTS]
+    assert all("megatron" in part for part in parts)
+    adopt_engine(config)
+    assert ["megatron" in part for part in parts] == [has] * len(parts)

@@ -9,7 +9,9 @@ from support.config import assert_refused, compose_ours, tiny_plain, tiny_run
 from support.mistakes import mistakes_of
 
 from seamless_verl.config import preflight
+from seamless_verl.config.checks import Settings, find_problems
 from seamless_verl.config.checks.corrections import NOT_IN_V1
+from seamless_verl.config.checks.devices import check_cpu_engines
 from seamless_verl.config.checks.unused import UNREAD
 
 ESTIMATOR, MODE = "algorithm.adv_estimator", "trainer.v1.trainer_mode"
@@ -112,3 +114,12 @@ def test_experts_that_do_not_divide_may_stay_whole(tmp_path: Path) -> None:
     key = f"{megatron}.expert_model_parallel_size"
     way_out = f"Set {megatron}.expert_tensor_parallel_size=1"
     assert_refused(config, key, 8, way_out, devices=8)
+
+
+@pytest.mark.parametrize(("strategy", "needed"), [("fsdp", "fsdp2"), ("fsdp2", None), ("veomni", "megatron")])
+def test_the_cpu_platform_trains_with_the_second_fsdp(tmp_path: Path, strategy: str, needed: str | None) -> None:
+    """torch's first one synchronizes modules of an accelerator only."""
+    key = "actor_rollout_ref.actor.strategy"
+    settings = Settings.of(tiny_run(tmp_path, f"{key}={strategy}"), devices=1, accelerator=False)
+    refusals = [] if needed is None else [(key, f"Set {key}={needed}")]
+    assert [(problem.key, problem.way_out) for problem in find_problems(settings, [check_cpu_engines])] == refusals
