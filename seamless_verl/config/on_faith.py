@@ -58,7 +58,7 @@ MODELS = {
     "n_routed_experts": MIXTURE,
     "vision_config": "images",
 }
-TRAINED_MIXTURES = ("qwen3_moe", "mixtral")
+TRAINED_MIXTURES = ("qwen3_moe", "mixtral", "glm4_moe")
 LINE_BEGINS = "accepted, never run here: "
 GPU = "a GPU (scripts/gpu_check tries one)"
 

@@ -27,15 +27,17 @@ def make_mixtral(moe: Path, folder: Path) -> Path:
 
 def make_glm(moe: Path, folder: Path) -> Path:
     """Writes a GLM 4.5 to `folder`, which is returned: a dense layer first, then an expert that all tokens pass beside
-    those that each token's sigmoid scores choose, corrected by a bias that no gradient changes."""
+    those that each token's sigmoid scores choose, corrected by a bias that no gradient changes. Its tokenizer has the
+    token before a tool's answer for which verl's loops ask it."""
     shape, sizes = sizes_of(moe)
     config = Glm4MoeConfig(
-        **sizes | {"num_hidden_layers": 3}, first_k_dense_replace=1, intermediate_size=2 * shape.hidden_size,
+        **sizes | {"num_hidden_layers": 3, "vocab_size": 512},
+        first_k_dense_replace=1, intermediate_size=2 * shape.hidden_size,
         moe_intermediate_size=shape.moe_intermediate_size, n_routed_experts=shape.num_experts, n_shared_experts=1,
         n_group=1, topk_group=1, use_qk_norm=True, attention_bias=True, partial_rotary_factor=0.5,
         tie_word_embeddings=False, dtype="float32",
     )  # fmt: skip
-    return written(config, moe, folder)
+    return written(config, moe, folder, "<|observation|>")
 
 
 def sizes_of(moe: Path) -> tuple[PretrainedConfig, dict[str, Any]]:
@@ -43,7 +45,9 @@ def sizes_of(moe: Path) -> tuple[PretrainedConfig, dict[str, Any]]:
     return shape, {name: getattr(shape, name) for name in SIZES}
 
 
-def written(config: PretrainedConfig, moe: Path, folder: Path) -> Path:
+def written(config: PretrainedConfig, moe: Path, folder: Path, *more_tokens: str) -> Path:
     write_weights(config, 0, folder)
-    AutoTokenizer.from_pretrained(moe).save_pretrained(folder)
+    tokenizer = AutoTokenizer.from_pretrained(moe)
+    tokenizer.add_tokens(list(more_tokens), special_tokens=True)
+    tokenizer.save_pretrained(folder)
     return folder

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from support.job import Job, run
-from support.mixtures import make_mixtral
+from support.mixtures import make_glm, make_mixtral
 
 pytestmark = [pytest.mark.integration, pytest.mark.long]
 MEGATRON = "actor_rollout_ref__actor__megatron__"
@@ -42,6 +42,12 @@ def test_a_mixtral_trains(moe: Path, tmp_path: Path) -> None:
     model = make_mixtral(moe / "model", made(tmp_path / "mixtral"))
     sum_to_one = {f"+{MEGATRON}override_transformer_config__moe_router_pre_softmax": False}
     trained(tmp_path, moe, 3, **sum_to_one, actor_rollout_ref__model__path=model)
+
+
+def test_a_glm_and_its_engine_agree(moe: Path, tmp_path: Path) -> None:
+    """A dense layer, an expert for all tokens, and a bias by which each token's experts are chosen."""
+    model = make_glm(moe / "model", made(tmp_path / "glm"))
+    trained(tmp_path, moe, 3, actor_rollout_ref__model__path=model)
 
 
 def made(folder: Path) -> Path:

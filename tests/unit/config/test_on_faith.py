@@ -53,6 +53,7 @@ def test_a_mixture_that_needs_no_word_is_made_and_trained(kind: str) -> None:
     made_by, maker = {
         "qwen3_moe": ("seamless_verl/tiny/models.py", "moe: Path"),
         "mixtral": ("tests/support/mixtures.py", "make_mixtral("),
+        "glm4_moe": ("tests/support/mixtures.py", "make_glm("),
     }[kind]
     config = f"{kind.title().replace('_', '')}Config"
     assert config in (TESTS.parent / made_by).read_text(encoding="utf-8")
