@@ -43,13 +43,25 @@ def edge_logits(model: Any, gpt: Any, forest: Forest, device: torch.device) -> T
     `model` is called; `gpt` is the GPTModel in it, whose rotary embeddings and output layer learn of the forest. A
     stage of a pipeline that is not the last returns what the next one takes.
     """
+    with projecting(gpt, on_device(forest.sources, device)):
+        output = passed(model, gpt, forest, device)
+    return output[:, : len(forest.edges)] if gpt.post_process else output
+
+
+def row_values(model: Any, gpt: Any, forest: Forest, device: torch.device) -> Tensor:
+    """What a value model says of each row, [1, rows]; of a stage before the last its output, like `edge_logits`."""
+    output = passed(model, gpt, forest, device)
+    return output[:, : len(forest.tokens), 0] if gpt.post_process else output
+
+
+def passed(model: Any, gpt: Any, forest: Forest, device: torch.device) -> Tensor:
+    """The model's output for the rows, filled up to what ranks share: [1, rows or what is projected, size]."""
     rows = forest.padded(split_by(gpt))
-    with positions_of_rows(gpt, rows, device), projecting(gpt, on_device(forest.sources, device)):
-        output: Tensor = model(
+    with positions_of_rows(gpt, rows, device):
+        return model(  # type: ignore[no-any-return]
             input_ids=on_device(rows.tokens, device)[None], position_ids=None, attention_mask=None,
             packed_seq_params=ForestParams.of(rows, device),
         )  # fmt: skip
-    return output[:, : len(forest.edges)] if gpt.post_process else output
 
 
 def split_by(gpt: Any) -> int:
@@ -113,6 +125,12 @@ def unpack_edges(values: Tensor, forest: Forest) -> Tensor:
         known.index_select(0, on_device(edges, values.device, *([none] if len(path) else [])))
         for path, edges in zip(forest.paths, forest.edge_paths, strict=True)
     ]
+    return torch.nested.as_nested_tensor(rows, layout=torch.jagged)
+
+
+def unpack_rows(values: Tensor, forest: Forest) -> Tensor:
+    """What was computed of rows, [1, rows], for each sequence: nested [sequences, its tokens]."""
+    rows = [values[0].index_select(0, on_device(path, values.device)) for path in forest.paths]
     return torch.nested.as_nested_tensor(rows, layout=torch.jagged)
 
 

@@ -169,7 +169,8 @@ class SeamlessTrainer(PPOTrainer):  # type: ignore[misc]
             self._before_computation,
         )
         computing = {name: getattr(self, name, None) for name in ("actor_rollout_wg", "ref_policy_wg")}
-        self.shared_prefixes = setup.shared_prefixes({id(group): group for group in computing.values()}.values())
+        sharing = [*computing.values(), getattr(self, "critic_wg", None)]
+        self.shared_prefixes = setup.shared_prefixes({id(group): group for group in sharing}.values())
         self.lending.wrap_computations(computing, {ACTORS_UPDATE: BatchPrefetch})
         self.groups = setup.group_wait(self.feed, self.lending, self.starter, self.commit, self.poll_s)
 

@@ -81,8 +81,7 @@ class SeamlessActorWorker(FetchesAhead, RotatesCheckpoints, DetachActorWorker):
     def share_prefixes(self) -> str | None:
         """Compute what sequences share once from now on, in actor and reference; or what an engine has against it."""
         engines = [one.engine for one in (getattr(self, "actor", None), getattr(self, "ref", None)) if one is not None]
-        found = [getattr(engine, "share_prefixes", lambda: "Transformer Engine's layers")() for engine in engines]
-        return next((one for one in found if one is not None), None)
+        return share_from_now_on(engines)
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def restore_model_from_cpu(self, n: Any) -> None:
@@ -194,9 +193,20 @@ class SeamlessCriticWorker(RotatesCheckpoints, TrainingWorker):
         super().set_loss_fn(weighs_sessions(loss_fn))
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def share_prefixes(self) -> str | None:
+        """As the actor's: compute what sequences share once from now on, or what the engine has against it."""
+        return share_from_now_on([self.engine])
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def take_activity(self) -> NodeActivity:
         """The activity of the device since the last report."""
         return NodeActivity(self.activity.take(), node_id())
+
+
+def share_from_now_on(engines: Sequence[Any]) -> str | None:
+    """Has each engine compute what sequences share once; the first thing that one of them has against it."""
+    found = [getattr(engine, "share_prefixes", lambda: "Transformer Engine's layers")() for engine in engines]
+    return next((one for one in found if one is not None), None)
 
 
 class SeamlessWorkerGroup(TagWorkers, RayWorkerGroup):

@@ -55,15 +55,17 @@ def configs_of(case: dict[str, Any]) -> tuple[HFModelConfig, McoreEngineConfig, 
         lr=case.get("lr", 1e-3), total_training_steps=10, lr_decay_style=case.get("decay", "linear"),
         use_checkpoint_opt_param_scheduler=True,
     )  # fmt: skip
-    model_config = HFModelConfig(path=case["model"], override_config={"attn_implementation": "eager"},
-                                 lora=case.get("lora", {}))  # fmt: skip
+    model_config = HFModelConfig(
+        path=case["model"], override_config={"attn_implementation": "eager"}, lora=case.get("lora", {}),
+        model_type=case.get("model_type", "language_model"),
+    )  # fmt: skip
     return model_config, engine_config, optimizer_config
 
 
 def build_engine(case: dict[str, Any]) -> Any:
     model_config, engine_config, optimizer_config = configs_of(case)
     return EngineRegistry.new(
-        model_type="language_model", backend="megatron",
+        model_type=case.get("model_type", "language_model"), backend="megatron",
         model_config=model_config, engine_config=engine_config, optimizer_config=optimizer_config,
         checkpoint_config=CheckpointConfig(save_contents=["model", "optimizer", "extra", "hf_model"]),
     )  # fmt: skip

@@ -9,14 +9,16 @@ from __future__ import annotations
 import random
 import sys
 import time
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import torch
 from verl.utils import tensordict_utils as tu
-from verl.workers.config import McoreActorConfig
-from verl.workers.utils.losses import ppo_loss
+from verl.workers.config import McoreActorConfig, McoreCriticConfig
+from verl.workers.utils.losses import ppo_loss, value_loss
 
+from seamless_verl.shared_prefixes import forward
 from support.megatron_process import begin_alone, build_engine
 
 
@@ -42,6 +44,7 @@ def batch_of(rows: list[tuple[list[int], list[int]]], tokens: int, of_all_ranks:
             "input_ids": ids, "prompts": ids[: len(prompt)], "responses": ids[len(prompt) :], "response_mask": mask,
             "position_ids": torch.arange(len(ids)), "loss_mask": torch.cat([torch.zeros(len(prompt)).long(), mask]),
             "advantages": torch.randn(len(answer)), "old_log_probs": -5 - torch.rand(len(answer)),
+            "values": torch.randn(len(answer)), "returns": torch.randn(len(answer)),
         }  # fmt: skip
         for name, values in row.items():
             columns.setdefault(name, []).append(values)
@@ -83,12 +86,17 @@ def update(engine: Any, data: Any, loss: Any) -> dict[str, Any]:
     return found
 
 
+def from_behind(of_rows: Any, gpt: Any, forest: Any, device: Any) -> Any:
+    """As if the model counted positions otherwise."""
+    return of_rows(gpt, replace(forest, positions=forest.positions[::-1].copy()), device)
+
+
 def main() -> None:
     case = begin_alone(*sys.argv[1:])
-    config = McoreActorConfig(
-        strategy="megatron", ppo_mini_batch_size=8, ppo_micro_batch_size_per_gpu=8, rollout_n=1, entropy_coeff=0.01,
-    )  # fmt: skip
-    loss = partial(ppo_loss, config=config)
+    sizes = {"ppo_mini_batch_size": 8, "ppo_micro_batch_size_per_gpu": 8, "rollout_n": 1}
+    loss = partial(ppo_loss, config=McoreActorConfig(strategy="megatron", entropy_coeff=0.01, **sizes))
+    if case.get("model_type") == "value_model":
+        loss = partial(value_loss, config=McoreCriticConfig(strategy="megatron", **sizes))
     rows = group(case["prompts"], case["samples"], case["answer"], case["ids"])
     if case.get("shuffled"):
         random.Random(9).shuffle(rows)
@@ -98,6 +106,8 @@ def main() -> None:
         engine.initialize()
     found["shared"]["obstacle"] = engines["shared"].share_prefixes()
     restore(engines["shared"], weights_of(engines["alone"]))
+    if case.get("misread"):
+        forward.positions_of_rows = partial(from_behind, forward.positions_of_rows)
     rank, size = engine.get_data_parallel_rank(), len(rows) // engine.get_data_parallel_size()
     data = partial(batch_of, rows[rank * size :][:size], case["tokens"], len(rows))
     for name, engine in engines.items():
@@ -105,5 +115,6 @@ def main() -> None:
     for _ in range(case["updates"]):  # one after the other, so that what else the machine does meets both
         for name, engine in engines.items():
             found[name]["updates"].append(update(engine, data(), loss))
+    found["shared"]["sharing"] = engine.sharing
     torch.save(found, f"{case['out']}/rank{torch.distributed.get_rank()}.pt")
     torch.distributed.destroy_process_group()

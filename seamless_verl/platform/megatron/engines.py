@@ -10,7 +10,7 @@ from verl.workers.engine.megatron.transformer_impl import MegatronEngineWithLMHe
 from seamless_verl.platform.megatron.adapters import complete_adapters
 from seamless_verl.platform.megatron.bridge import import_bridge
 from seamless_verl.platform.megatron.layers import TELayerNormColumnParallelLinear, use_torch_layers
-from seamless_verl.platform.megatron.shared_prefixes import SharesPrefixes
+from seamless_verl.platform.megatron.shared_prefixes import SharesPrefixes, SharesValues
 
 
 class TorchEngineMixin:
@@ -54,7 +54,7 @@ class TorchMegatronEngine(SharesPrefixes, TorchEngineMixin, MegatronEngineWithLM
     """Megatron's language model engine without Transformer Engine."""
 
 
-class TorchMegatronValueEngine(TorchEngineMixin, MegatronEngineWithValueHead):
+class TorchMegatronValueEngine(SharesValues, TorchEngineMixin, MegatronEngineWithValueHead):
     """Megatron's value model engine without Transformer Engine."""
 
 

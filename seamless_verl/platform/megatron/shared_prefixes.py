@@ -21,9 +21,10 @@ from verl.utils.model import extract_multi_modal_inputs
 from verl.workers.engine.megatron import transformer_impl
 
 from seamless_verl.platform.adaptation import rebound
+from seamless_verl.platform.megatron.both_ways import agrees, few_sequences
 from seamless_verl.platform.megatron.layers import SDPAttention
 from seamless_verl.platform.megatron.micro_batches import packed_micro_batches
-from seamless_verl.shared_prefixes.forward import edge_logits, on_device, unpack_edges
+from seamless_verl.shared_prefixes.forward import edge_logits, on_device, row_values, unpack_edges, unpack_rows
 from seamless_verl.shared_prefixes.layout import Forest, build_forest
 
 LEAST_SAVED = 0.05
@@ -34,10 +35,12 @@ TOKENS_SAVED = "seamless/shared/tokens_saved"
 class SharesPrefixes:
     """Stands before a Megatron engine of verl among a class's bases; it shares when `share_prefixes` was called.
 
-    A micro-batch in which little is shared, or that asks for what is not proven, is verl's own.
+    A micro-batch in which little is shared, or that asks for what is not proven, is verl's own. Before the first pass
+    the model is asked both ways for a few sequences: one that reads positions otherwise is found there, on all ranks.
     """
 
     sharing = False
+    compared = False
 
     def share_prefixes(self) -> str | None:
         """Called when the model is built: share from now on, or return what stands against it."""
@@ -47,10 +50,16 @@ class SharesPrefixes:
 
     def forward_backward_batch(self, data: Any, loss_function: Any, forward_only: bool = False) -> Any:
         """verl's pass over a rank's sequences, in micro-batches that keep together what shares a prefix."""
+        run = super().forward_backward_batch  # type: ignore[misc]
         if not self.sharing or computes_each(data):
-            return super().forward_backward_batch(data, loss_function, forward_only)  # type: ignore[misc]
+            return run(data, loss_function, forward_only)
+        if not self.compared:
+            self.compared = True
+            with torch.no_grad():
+                self.sharing = agrees(self, lambda: run(few_sequences(self), None, True))
+            return self.forward_backward_batch(data, loss_function, forward_only)
         with rebound(transformer_impl, prepare_micro_batches=packed_micro_batches):
-            return super().forward_backward_batch(data, loss_function, forward_only)  # type: ignore[misc]
+            return run(data, loss_function, forward_only)
 
     def forward_step(
         self,
@@ -71,8 +80,7 @@ class SharesPrefixes:
         if forest is None:
             return step(iter([batch]), model, logits_processor_func, finish)
         batch = batch.to(get_device_id())
-        output = self.of_forest(forest, batch, model, logits_processor_func)
-        return output, partial(finish, data=batch, local_cp_size=None)
+        return self.of_forest(forest, batch, model, logits_processor_func), partial(finish, data=batch)
 
     def of_forest(self, forest: Forest, batch: Any, model: Any, loss: Callable[..., Any] | None) -> Any:
         """What verl's engine computes of logits, nested [sequences, tokens]; of a stage before the last its output."""
@@ -97,6 +105,16 @@ class SharesPrefixes:
         return {name: unpack_edges(values, forest) for name, values in computed.items()}
 
 
+class SharesValues(SharesPrefixes):
+    """The same for a value model, which says something of each token and not of each edge."""
+
+    def of_forest(self, forest: Forest, batch: Any, model: Any, loss: Callable[..., Any] | None) -> Any:
+        """The value of each token, nested [sequences, tokens]; of a stage before the last its output."""
+        gpt = unwrap_model(model)
+        values = row_values(model, gpt, forest, batch["input_ids"].device)
+        return unpack_rows(values, forest) if gpt.post_process else values
+
+
 def shareable(batch: Any) -> Forest | None:
     """The forest of a micro-batch's sequences; None where it saves too little, or the batch asks for more than this."""
     images = extract_multi_modal_inputs(batch.get("multi_modal_inputs", []))
@@ -119,8 +137,8 @@ def share_saved(forest: Forest | None) -> float:
 
 
 def temperatures(batch: Any) -> list[float]:
-    """The temperature of each sequence, or the one of all."""
-    given = batch["temperature"]
+    """The temperature of each sequence, or the one of all; 1 in a batch of values, which has none."""
+    given = batch["temperature"] if "temperature" in batch else 1.0  # noqa: SIM401 - `get` wraps what is no tensor
     return given.flatten().tolist() if isinstance(given, Tensor) else [float(given)]
 
 
