@@ -230,6 +230,17 @@ class ReplicaLostError(SeamlessError, ConnectionError):
     TEXT = "replica {replica} is lost: {reason}"
 
 
+class EngineStartError(SeamlessError, RuntimeError):
+    """vLLM did not start an engine, with the line that it wrote of it."""
+
+    cause: str
+    log: str
+    TEXT = (
+        "vLLM did not start: {cause}\nIts settings are those of actor_rollout_ref.rollout, and of engine_kwargs.vllm"
+        " there. All it wrote is in {log} among Ray's logs"
+    )
+
+
 class ReplicaStateError(SeamlessError, RuntimeError):
     """A replica was asked for a state that cannot follow its present one; nothing changed."""
 

@@ -247,9 +247,9 @@ class SeamlessConfig(SettingsNode):
     `never`."""
     handover: Handover = Handover.AUTO
     """What an engine keeps while its device trains: all, its weights, or nothing; `auto`: what memory has room for."""
-    shared_prefixes: Literal["auto", "never"] = "never"
+    shared_prefixes: Literal["auto", "never"] = "auto"
     """Compute what sequences of a micro-batch begin with once, with the same gradients: `auto` does it where the engine
-    can (Megatron's plain layers, dense, without model parallelism or adapters), else says why not."""
+    can (dense models in Megatron's plain layers, without adapters or context parallelism), else says why not."""
     turns: TurnsConfig = field(default_factory=TurnsConfig)
     weights: WeightsConfig = field(default_factory=WeightsConfig)
     tokens: TokensConfig = field(default_factory=TokensConfig)

@@ -29,7 +29,7 @@ from vllm.reasoning import ReasoningParserManager
 from vllm.third_party import pynvml
 
 from seamless_verl.config.roles import engine_option
-from seamless_verl.errors import ConfigError
+from seamless_verl.errors import ConfigError, EngineStartError, SeamlessError
 from seamless_verl.platform.adaptation import rebound
 from seamless_verl.platform.nvml import UtilizationSampler, utilization_sampler
 from seamless_verl.replica.engine_source import AsyncLLMSource
@@ -39,6 +39,7 @@ from seamless_verl.resources.ledger.activity import Activity, DeviceUse, NodeAct
 from seamless_verl.rollout.engine import PauseMode
 from seamless_verl.rollout.observation import CacheUse
 from seamless_verl.runtime.checkpoint_marker import system_id
+from seamless_verl.runtime.own_log import OwnLog, stream_names
 from seamless_verl.runtime.process import freeze_imports, show_log, stack_report
 from seamless_verl.transport import EngineServer, serve_engine
 from seamless_verl.weights.transfer import SeamlessReplicaWorker, node_id
@@ -55,6 +56,7 @@ PAST_THE_DATA_PLANE = (
     "a replica's server was called past the data plane, which records the weight version of each token. Generate with"
     " the `llm_client` that the trainer gives to `actor_rollout_ref.rollout.agent.agent_loop_manager_class`"
 )
+OUTER_ERRORS = ("Engine core initialization failed", "WorkerProc initialization failed")  # the cause is in their log
 REAL_TIME_PRIORITY = "real_time_priority"  # of a platform whose processes share cores: a context manager
 
 
@@ -78,6 +80,21 @@ class SeamlessServer(vLLMHttpServer):  # type: ignore[misc]
         show_log()
         self.updating = asyncio.Lock()  # loads, sleeps: one at a time; who asks or resumes waits for them
         super().__init__(*args, **kwargs)
+
+    async def launch_server(self, *args: Any, **kwargs: Any) -> None:
+        """As verl's; where the engine does not start, the error has what its processes wrote of it.
+
+        Raises:
+            EngineStartError: vLLM refused its arguments, by which it would end this process, or a process of it ended.
+        """
+        log = OwnLog()
+        try:
+            await super().launch_server(*args, **kwargs)
+        except (Exception, SystemExit) as error:
+            cause = None if isinstance(error, SeamlessError) else log.last_error(besides=OUTER_ERRORS)
+            if cause is None:
+                raise
+            raise EngineStartError(cause, stream_names()) from error
 
     async def run_server(self, args: Any) -> None:
         """Starts the engine, and of vLLM's HTTP API only what a monitor asks for, on the loopback address.

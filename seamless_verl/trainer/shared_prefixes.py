@@ -22,7 +22,7 @@ class SharedPrefixes:
         against = next((one for one in found if one), None)
         self.active = bool(able) and against is None
         if against:
-            logger.warning("%s computes each sequence alone: not proven with %s", SETTING, against)
+            logger.info("%s computes each sequence alone: not proven with %s", SETTING, against)
         self._reported = False
 
     def arrange(self, batch: Any, ranks: int, steps: int) -> None:
