@@ -23,11 +23,11 @@ def agrees(engine: Any, ask: Callable[[], dict[str, Any]]) -> bool:
 
     A warning names the difference where it is too large, and says that each sequence is computed by itself.
     """
-    answers = []
+    both = []
     for sharing in (False, True):
         engine.sharing = sharing
-        answers.append(outputs(engine, ask()))
-    found = largest_of_ranks(relative_difference(*answers))
+        both.append(outputs(engine, ask()))
+    found = largest_of_ranks(relative_difference(*both))
     limit = LARGEST.get(engine.param_dtype, OF_16_BITS)
     if found > limit:
         logger.warning(
@@ -59,11 +59,11 @@ def few_sequences(engine: Any) -> Any:
     )
 
 
-def outputs(engine: Any, answer: dict[str, Any]) -> list[Tensor]:
+def outputs(engine: Any, result: dict[str, Any]) -> list[Tensor]:
     """What is said of each token but a sequence's last, which has no logprob; empty before the last stage."""
     if not engine.is_mp_src_rank_with_outputs():
         return []
-    model_output = answer["model_output"]
+    model_output = result["model_output"]
     name = next(name for name in ("log_probs", "values") if name in model_output)
     return [row[:-1].double() for row in model_output[name].unbind()]
 
