@@ -9,11 +9,13 @@ from __future__ import annotations
 import random
 import sys
 import time
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import torch
+from torch.autograd.graph import saved_tensors_hooks
 from verl.utils import tensordict_utils as tu
 from verl.workers.config import McoreActorConfig, McoreCriticConfig
 from verl.workers.utils.losses import ppo_loss, value_loss
@@ -22,12 +24,15 @@ from seamless_verl.shared_prefixes import forward
 from support.megatron_process import begin_alone, build_engine
 
 
-def group(prompts: list[int], samples: int, answer: int, ids: int) -> list[tuple[list[int], list[int]]]:
-    """Samples of prompts of these lengths, each with an answer of `answer` tokens."""
+def group(
+    prompts: list[int], samples: int, answer: int, ids: int, header: int = 0
+) -> list[tuple[list[int], list[int]]]:
+    """Samples of prompts of these lengths behind a common header, each with an answer of `answer` tokens."""
     rng = random.Random(5)
+    begin = [rng.randrange(ids) for _ in range(header)]
     found = []
     for length in prompts:
-        prompt = [rng.randrange(ids) for _ in range(length)]
+        prompt = begin + [rng.randrange(ids) for _ in range(length)]
         answers = [[rng.randrange(ids) for _ in range(answer)] for _ in range(samples)]
         found += [(prompt, one) for one in answers]
     return found
@@ -75,11 +80,31 @@ def forward_pass(engine: Any, data: Any) -> dict[str, list[torch.Tensor]]:
     return {name: [row.float() for row in values.unbind()] for name, values in outputs.items()}
 
 
-def update(engine: Any, data: Any, loss: Any) -> dict[str, Any]:
+class KeptBytes(saved_tensors_hooks):  # type: ignore[misc]
+    """In the block, counts the bytes that the backward pass keeps: each storage once, and no parameter's."""
+
+    def __init__(self, engine: Any) -> None:
+        self.parameters = {w.untyped_storage().data_ptr() for w in engine.module[0].parameters()}
+        self.kept: dict[int, Any] = {}
+        super().__init__(self.pack, lambda tensor: tensor)
+
+    def pack(self, tensor: torch.Tensor) -> torch.Tensor:
+        if not tensor.is_nested:  # which has no storage of its own
+            storage = tensor.untyped_storage()
+            if storage.data_ptr() not in self.parameters:
+                self.kept[storage.data_ptr()] = storage
+        return tensor
+
+    def bytes(self) -> int:
+        return sum(storage.nbytes() for storage in self.kept.values())
+
+
+def update(engine: Any, data: Any, loss: Any, *, counts: bool) -> dict[str, Any]:
+    kept = KeptBytes(engine)
     begun = time.perf_counter()
-    with engine.train_mode():
+    with engine.train_mode(), kept if counts else nullcontext():
         output = engine.train_batch(data, loss_function=loss)
-    found = {"seconds": time.perf_counter() - begun, "weights": weights_of(engine)}
+    found = {"seconds": time.perf_counter() - begun, "weights": weights_of(engine), "kept": kept.bytes()}
     if engine.is_mp_src_rank_with_outputs():
         metrics = output["metrics"]
         found |= {"loss": sum(output["loss"]), "gradient": float(metrics["grad_norm"]), "metrics": metrics}
@@ -97,24 +122,29 @@ def main() -> None:
     loss = partial(ppo_loss, config=McoreActorConfig(strategy="megatron", entropy_coeff=0.01, **sizes))
     if case.get("model_type") == "value_model":
         loss = partial(value_loss, config=McoreCriticConfig(strategy="megatron", **sizes))
-    rows = group(case["prompts"], case["samples"], case["answer"], case["ids"])
+    rows = group(case["prompts"], case["samples"], case["answer"], case["ids"], case.get("header", 0))
     if case.get("shuffled"):
         random.Random(9).shuffle(rows)
-    engines: dict[str, Any] = {"alone": build_engine(case), "shared": build_engine(case)}
+    names = ("alone", "shared", "permuted")[: case.get("engines", 2)]
+    engines: dict[str, Any] = {name: build_engine(case) for name in names}
     found: dict[str, Any] = {name: {"updates": []} for name in engines}
     for engine in engines.values():
         engine.initialize()
     found["shared"]["obstacle"] = engines["shared"].share_prefixes()
-    restore(engines["shared"], weights_of(engines["alone"]))
+    for engine in engines.values():
+        restore(engine, weights_of(engines["alone"]))
     if case.get("misread"):
         forward.positions_of_rows = partial(from_behind, forward.positions_of_rows)
     rank, size = engine.get_data_parallel_rank(), len(rows) // engine.get_data_parallel_size()
     data = partial(batch_of, rows[rank * size :][:size], case["tokens"], len(rows))
+    orders = {name: [*range(size)] for name in engines}
+    random.Random(3).shuffle(orders.get("permuted", []))
     for name, engine in engines.items():
         found[name]["outputs"] = forward_pass(engine, data())
     for _ in range(case["updates"]):  # one after the other, so that what else the machine does meets both
         for name, engine in engines.items():
-            found[name]["updates"].append(update(engine, data(), loss))
-    found["shared"]["sharing"] = engine.sharing
+            rows_of_rank = tu.index_select_tensor_dict(data(), orders[name])
+            found[name]["updates"].append(update(engine, rows_of_rank, loss, counts=case.get("counts", False)))
+    found["shared"]["sharing"] = engines["shared"].sharing
     torch.save(found, f"{case['out']}/rank{torch.distributed.get_rank()}.pt")
     torch.distributed.destroy_process_group()

@@ -130,6 +130,24 @@ def test_what_is_not_proven_is_named_and_computed_as_ever(
     assert "seamless/shared/tokens_saved" not in found["shared"]["updates"][0]["metrics"]
 
 
+def distance(one: dict[str, Any], other: dict[str, Any]) -> float:
+    """Of the weights after the last update."""
+    weights = [torch.cat([w.flatten() for w in found["updates"][-1]["weights"].values()]) for found in (one, other)]
+    return float((weights[0] - weights[1]).norm())
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_ten_updates_stay_as_near_as_those_of_permuted_sequences(nano: Path, tmp_path: Path, dtype: str) -> None:
+    """Between which the order of summation differs too. And the backward pass keeps less."""
+    found = engines(tmp_path, nano / "model", dtype=dtype, updates=10, engines=3, counts=True)
+    noise, seen = (distance(found["alone"], found[name]) for name in ("permuted", "shared"))
+    sys.stdout.write(f"{dtype}: {seen:.3g} apart, {noise:.3g} if permuted\n")
+    assert 0 < seen < 3 * noise
+    kept = {name: found[name]["updates"][-1]["kept"] for name in ("alone", "shared")}
+    sys.stdout.write(f"{dtype}: kept for the backward pass {kept}\n")
+    assert kept["shared"] < 0.7 * kept["alone"]
+
+
 @pytest.mark.long
 @pytest.mark.serial
 @pytest.mark.parametrize(
@@ -137,8 +155,9 @@ def test_what_is_not_proven_is_named_and_computed_as_ever(
     [
         ({"prompts": [512], "samples": 8, "answer": 64}, 1.5),  # seen: 2.4 to 3.8; 4.5 is the ratio of the tokens
         ({"prompts": [64], "samples": 8, "answer": 120}, 1.0),  # 30% shared; seen: 1.35 and 1.5
+        ({"header": 320, "prompts": [40, 60], "samples": 8, "answer": 150}, 1.5),  # agents of one system prompt
     ],
-    ids=["long_prompts", "short_prompts"],
+    ids=["long_prompts", "short_prompts", "agents"],
 )
 def test_an_update_takes_less_time(nano: Path, tmp_path: Path, case: dict[str, Any], least: float) -> None:
     found = engines(tmp_path, nano / "model", dtype="bfloat16", tokens=8192, updates=6, **case)
