@@ -145,18 +145,18 @@ def check_top_p(settings: Settings) -> list[Problem]:
 
 @check
 def check_learning_rates(settings: Settings) -> list[Problem]:
-    """torch's optimizer compares a text with 0 when the model has been loaded, and names neither key nor value."""
+    """torch's optimizer compares with 0 when the model has been loaded, and names neither key nor value."""
     keys = ("actor_rollout_ref.actor.optim.lr", *(["critic.optim.lr"] if needs_critic(settings) else []))
     given = [(key, settings.get(key)) for key in keys]
-    return [Problem(key, lr, "is no number", f"Set {key}=1e-6") for key, lr in given if _is_no_number(lr)]
+    return [Problem(key, lr, "is no rate", f"Set {key}=1e-6") for key, lr in given if not _is_rate(lr)]
 
 
-def _is_no_number(value: Any) -> bool:
+def _is_rate(value: Any) -> bool:
+    """Whether it is a number of at least 0, or none at all."""
     try:
-        float(value if isinstance(value, str) else 0)
-    except ValueError:
-        return True
-    return False
+        return value is None or float(value) >= 0
+    except (TypeError, ValueError):
+        return False
 
 
 KL_ESTIMATORS = ("kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3")

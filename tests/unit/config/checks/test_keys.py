@@ -125,13 +125,13 @@ def test_the_share_of_top_p_is_above_0_and_at_most_1(tmp_path: Path, node: str, 
     ] * wrong
 
 
-@pytest.mark.parametrize(("value", "wrong"), [("1e-6", False), ("0", False), ("abc", True)])
-def test_a_learning_rate_is_a_number(tmp_path: Path, value: str, wrong: bool) -> None:
+@pytest.mark.parametrize(("value", "refused"), [("1e-6", ""), ("0", ""), ("abc", "'abc'"), ("-1", "-1")])
+def test_a_learning_rate_is_a_number(tmp_path: Path, value: str, refused: str) -> None:
     tree = tiny_run(tmp_path, f"{ACTOR}.optim.lr={value}")
     problems = check_learning_rates(Settings.of(tree, devices=None, accelerator=False))
     assert [str(one) for one in problems] == [
-        f"{ACTOR}.optim.lr={value!r}: is no number. Set {ACTOR}.optim.lr=1e-6"
-    ] * wrong
+        f"{ACTOR}.optim.lr={refused}: is no rate. Set {ACTOR}.optim.lr=1e-6"
+    ] * bool(refused)
 
 
 @pytest.mark.parametrize("name", [*KL_ESTIMATORS, "k3+", "nosuch"])
