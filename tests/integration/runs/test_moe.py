@@ -44,8 +44,9 @@ def test_a_mixtral_trains(moe: Path, tmp_path: Path) -> None:
     trained(tmp_path, moe, 3, **sum_to_one, actor_rollout_ref__model__path=model)
 
 
-def test_a_glm_and_its_engine_agree(moe: Path, tmp_path: Path) -> None:
-    """A dense layer, an expert for all tokens, and a bias by which each token's experts are chosen."""
+def test_a_glm_trains(moe: Path, tmp_path: Path) -> None:
+    """A dense layer, an expert for all tokens, and a bias by which each token's experts are chosen. Probabilities agree
+    but for a factor: verl's engines leave out 127 of its 512 ids, which its tokenizer has not."""
     model = make_glm(moe / "model", made(tmp_path / "glm"))
     trained(tmp_path, moe, 3, actor_rollout_ref__model__path=model)
 
