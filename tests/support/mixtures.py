@@ -28,10 +28,10 @@ def make_mixtral(moe: Path, folder: Path) -> Path:
 def make_glm(moe: Path, folder: Path) -> Path:
     """Writes a GLM 4.5 to `folder`, which is returned: a dense layer first, then an expert that all tokens pass beside
     those that each token's sigmoid scores choose, corrected by a bias that no gradient changes. Its tokenizer has the
-    token before a tool's answer for which verl's loops ask it."""
+    token before a tool's answer for which verl's loops ask it; engines leave out ids that a tokenizer has not."""
     shape, sizes = sizes_of(moe)
     config = Glm4MoeConfig(
-        **sizes | {"num_hidden_layers": 3, "vocab_size": 512},
+        **sizes | {"num_hidden_layers": 3, "vocab_size": sizes["vocab_size"] + 1},
         first_k_dense_replace=1, intermediate_size=2 * shape.hidden_size,
         moe_intermediate_size=shape.moe_intermediate_size, n_routed_experts=shape.num_experts, n_shared_experts=1,
         n_group=1, topk_group=1, use_qk_norm=True, attention_bias=True, partial_rotary_factor=0.5,

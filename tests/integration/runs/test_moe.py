@@ -45,10 +45,12 @@ def test_a_mixtral_trains(moe: Path, tmp_path: Path) -> None:
 
 
 def test_a_glm_trains(moe: Path, tmp_path: Path) -> None:
-    """A dense layer, an expert for all tokens, and a bias by which each token's experts are chosen. Probabilities agree
-    but for a factor: verl's engines leave out 127 of its 512 ids, which its tokenizer has not."""
+    """A dense layer, an expert for all tokens, and a bias by which each token's experts are chosen."""
     model = make_glm(moe / "model", made(tmp_path / "glm"))
-    trained(tmp_path, moe, 3, actor_rollout_ref__model__path=model)
+    job = trained(tmp_path, moe, 3, actor_rollout_ref__model__path=model)
+    differences = [job.metrics()[step]["seamless/agreement/plain/mean"] for step in (1, 2, 3)]
+    print(f"mean difference of logprobs {differences}")  # noqa: T201
+    assert max(differences) < 0.02
 
 
 def made(folder: Path) -> Path:
