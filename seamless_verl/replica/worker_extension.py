@@ -20,6 +20,7 @@ from verl.workers.rollout.vllm_rollout.utils import vLLMColocateWorkerExtension
 
 from seamless_verl.platform.adaptation import rebound
 from seamless_verl.platform.vllm_versions import discard_memory, map_adapters_names
+from seamless_verl.replica.computed_buffers import keep_computed_buffers
 from seamless_verl.replica.load_plan import PlanCache
 from seamless_verl.replica.own_logprobs import LogprobRecorder, LogprobRecorderV2, record_own_logprobs
 from seamless_verl.runtime.checkpoint_marker import system_id
@@ -74,6 +75,10 @@ class SeamlessWorkerExtension(vLLMColocateWorkerExtension):  # type: ignore[misc
     plan_cache: PlanCache | None = None
     cache_away = False
     own_logprobs: LogprobRecorder | LogprobRecorderV2 | None = None
+
+    def __new__(cls, **kwargs: Any) -> SeamlessWorkerExtension:
+        keep_computed_buffers()
+        return super().__new__(cls, **kwargs)  # type: ignore[no-any-return]
 
     @returning_errors
     def record_own_logprobs(self) -> bool:

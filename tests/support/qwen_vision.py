@@ -18,7 +18,6 @@ from seamless_verl.tiny.tokenizer import END_OF_TURN, PAD, make_tokenizer, token
 PATCH, MERGE = 14, 2
 SIDE = PATCH * MERGE  # pixels of an image's side that are one token
 MAX_IMAGE_TOKENS = 16
-VOCABULARY = 512
 MARKS = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
 IMAGE_PART = "<|vision_start|><|image_pad|><|vision_end|>"
 TEXT_PART = "{{- part.text -}}"
@@ -34,7 +33,7 @@ def make_qwen_vision(folder: Path, seed: int = 0) -> Qwen2_5_VLForConditionalGen
     with_images = "{%- if part.type == 'image' -%}" + IMAGE_PART + "{%- else -%}" + TEXT_PART + "{%- endif -%}"
     tokenizer.chat_template = tokenizer.chat_template.replace(TEXT_PART, with_images)
     start, end, image, video = (tokenizer.convert_tokens_to_ids(mark) for mark in MARKS)
-    text = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2, "vocab_size": VOCABULARY}
+    text = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2, "vocab_size": len(tokenizer)}
     text |= {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 8192}
     text |= {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [4, 6, 6]}}
     text |= {"bos_token_id": None, "eos_token_id": token_id(END_OF_TURN), "pad_token_id": token_id(PAD)}

@@ -19,6 +19,7 @@ from verl.workers.rollout.utils import qwen2_5_vl_dedup_image_tokens
 
 from seamless_verl.gateway.images import packed_images
 from seamless_verl.replica.engine_source import AsyncLLMSource
+from seamless_verl.replica.worker_extension import extension_name
 from seamless_verl.rollout.engine import EngineRequest
 from seamless_verl.runtime.pictures import picture_of
 from seamless_verl.trajectory.images import PromptImage
@@ -38,10 +39,14 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
     return folder, make_qwen_vision(folder)
 
 
-@pytest.fixture(scope="module")
-def engine(model: tuple[Path, Any]) -> Iterator[Engine]:
+@pytest.fixture(scope="module", params=["safetensors", "dummy"])
+def engine(model: tuple[Path, Any], request: pytest.FixtureRequest) -> Iterator[Engine]:
+    """One that read the weights from their files, and one that began with random ones and was sent them."""
     cores = sorted(os.sched_getaffinity(0))
-    with started(model[0], cores=cores, devices=[len(cores) - 1], skip_tokenizer_init=False) as engine:
+    options = {"skip_tokenizer_init": False, "load_format": request.param, "worker_extension_cls": extension_name()}
+    with started(model[0], cores=cores, devices=[len(cores) - 1], **options) as engine:
+        if request.param == "dummy":
+            engine.run(engine.update({name: weight.detach() for name, weight in model[1].named_parameters()}, 1))
         yield engine
 
 
