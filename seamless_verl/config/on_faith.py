@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from seamless_verl.config.model import MODEL, model_config, text_config
+from seamless_verl.config.roles import uses_megatron
 from seamless_verl.config.settings import Settings
 from seamless_verl.config.verl_keys import ENGINE, ESTIMATOR, LOSS_MODE
 from seamless_verl.errors import ConfigError
@@ -51,14 +52,15 @@ UNTRAINED = (
     Untrained("quantized engines", f"{ROLLOUT}.quantization", (None,)),
     Untrained("a transport of weights", f"{ROLLOUT}.checkpoint_engine.backend", (None, "naive", "gloo")),
 )
-MIXTURE = "a mixture of experts"
+MIXTURE, IMAGES = "a mixture of experts", "images"
 MODELS = {
     "num_experts": MIXTURE,
     "num_local_experts": MIXTURE,
     "n_routed_experts": MIXTURE,
-    "vision_config": "images",
+    "vision_config": IMAGES,
 }
 TRAINED_MIXTURES = ("qwen3_moe", "mixtral", "glm4_moe")
+TRAINED_VISION = ("qwen2_5_vl",)  # by FSDP
 LINE_BEGINS = "accepted, never run here: "
 GPU = "a GPU (scripts/gpu_check tries one)"
 
@@ -79,6 +81,9 @@ def _names(settings: Settings) -> Iterator[str]:
         config = model_config(settings, MODEL) or {}
     except ConfigError:  # which other checks report
         return
-    is_trained = config.get("model_type") in TRAINED_MIXTURES
+    kind = config.get("model_type")
+    trained = {MIXTURE} if kind in TRAINED_MIXTURES else set()
+    if kind in TRAINED_VISION and not uses_megatron(settings):
+        trained.add(IMAGES)
     found = (name for key, name in MODELS.items() if config.get(key) or text_config(config).get(key))
-    yield from (name for name in found if not (is_trained and name == MIXTURE))
+    yield from (name for name in found if name not in trained)

@@ -27,6 +27,7 @@ from seamless_verl.trainer.device_time import record_computations, train_device
 from seamless_verl.trainer.finite_updates import FiniteUpdates, gathered
 from seamless_verl.trainer.losses import CorrectedUpdates, weighs_sessions
 from seamless_verl.trainer.pools import TagWorkers
+from seamless_verl.trainer.positions import nest_positions_along_tokens
 from seamless_verl.trainer.prefetch import FetchesAhead
 from seamless_verl.weights.background import (
     BackgroundStaging,
@@ -41,6 +42,7 @@ from seamless_verl.weights.staging import Report, StagedWeights, StagingMemory, 
 from seamless_verl.weights.transfer import node_id
 
 algorithms.register(algorithms.LOSSES)
+nest_positions_along_tokens()
 STAGING = "staging"
 STAGING_METHODS = ("finish_staging",)  # in that concurrency group
 

@@ -93,6 +93,9 @@ CALLED = {
     MEGATRON + "save_checkpoint": "self local_path hdfs_path global_step max_ckpt_to_keep **kwargs",
     "verl.utils.checkpoint.checkpoint_manager:BaseCheckpointManager.remove_previous_save_local_path": "self path",
     "verl.utils.tensordict_utils:index_select_tensor_dict": "batch indices",
+    "verl.utils.tensordict_utils:nested_tensor_from_tensor_list": "tensors ragged_idx",
+    "verl.workers.engine_workers:maybe_fix_3d_position_ids": "data",  # replaced, and the next one
+    "verl.workers.engine.base:maybe_fix_3d_position_ids": "data",
     "verl.workers.utils.losses:get_policy_loss_fn": "name",  # replaced
     "verl.trainer.ppo.core_algos:register_policy_loss": "name",
     "verl.workers.engine:EngineRegistry.register": "model_type backend device vendor",

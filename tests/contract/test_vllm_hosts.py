@@ -70,7 +70,8 @@ CALLED = {
     SAMPLER_V2 + "__call__": "self logits input_batch",  # replaced
     SAMPLER_V2 + "add_request": "self req_idx prompt_len sampling_params",  # replaced
     RUNNER + "init_routed_experts_capturer": "self",  # replaced
-    "vllm.model_executor.model_loader.dummy_loader:DummyModelLoader.load_weights": "self model model_config",  # replaced
+    "vllm.model_executor.model_loader.dummy_loader:DummyModelLoader.load_weights": "self model"
+    " model_config",  # replaced
     **(
         {
             "vllm.model_executor.layers.fused_moe.runner.moe_runner:MoERunner._apply_quant_method": "self hidden_states"

@@ -8,7 +8,16 @@ from pathlib import Path
 import pytest
 from support.config import tiny_run, write_model
 
-from seamless_verl.config.on_faith import GPU, LINE_BEGINS, MODELS, TRAINED_MIXTURES, UNTRAINED, Untrained, on_faith
+from seamless_verl.config.on_faith import (
+    GPU,
+    LINE_BEGINS,
+    MODELS,
+    TRAINED_MIXTURES,
+    TRAINED_VISION,
+    UNTRAINED,
+    Untrained,
+    on_faith,
+)
 from seamless_verl.config.settings import Settings
 
 TESTS = Path(__file__).parents[2]
@@ -57,6 +66,23 @@ def test_a_mixture_that_needs_no_word_is_made_and_trained(kind: str) -> None:
     }[kind]
     config = f"{kind.title().replace('_', '')}Config"
     assert config in (TESTS.parent / made_by).read_text(encoding="utf-8")
+    assert any(maker in file.read_text(encoding="utf-8") for file in TRAINING)
+
+
+def test_images_need_no_word_where_a_test_trains_such_a_model(tmp_path: Path) -> None:
+    said_of = {}
+    for kind in ("qwen2_5_vl", "qwen3_vl"):
+        write_model(tmp_path / kind, model_type=kind, vision_config={"depth": 2})
+        path = f"actor_rollout_ref.model.path={tmp_path / kind}"
+        fsdp = ("model_engine=dp", "actor_rollout_ref.actor.strategy=fsdp2")
+        said_of[kind] = said(tmp_path, path), said(tmp_path, path, *fsdp)
+    images = f"{LINE_BEGINS}images"
+    assert said_of == {"qwen2_5_vl": (images, None), "qwen3_vl": (images, images)}
+
+
+@pytest.mark.parametrize("kind", TRAINED_VISION)
+def test_images_that_need_no_word_are_trained(kind: str) -> None:
+    maker = {"qwen2_5_vl": "make_qwen_vision("}[kind]
     assert any(maker in file.read_text(encoding="utf-8") for file in TRAINING)
 
 
