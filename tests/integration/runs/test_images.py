@@ -30,6 +30,8 @@ OPTIONS: dict[str, Any] = AGENT | {
     f"{ROLLOUT}agent__default_agent_loop": "picture",
     f"{ROLLOUT}max_model_len": 160,
     f"{ROLLOUT}n": 2,
+    # with a video vLLM 0.24 would try the model as it starts, for which torchvision is needed
+    f"+{ROLLOUT}engine_kwargs__vllm__limit_mm_per_prompt": "{video:0}",
     "data__max_response_length": 64,
     # what verl does without padding needs flash attention
     "+actor_rollout_ref__model__override_config__attn_implementation": "sdpa",
