@@ -54,11 +54,13 @@ COLUMNS = {  # name: Arrow type, or that of its items where it is a list
 class ExportTotals:
     """What was exported, counted while the rows are written; `open` sessions are left out.
 
-    `account` is of what the run has trained or dropped, `queued` of what waits to be trained.
+    `account` is of what the run has trained or dropped, `queued` of what waits to be trained. `images` counts the rows
+    with images.
     """
 
     sessions: int = 0
     open: int = 0
+    images: int = 0
     queued: Account = field(default_factory=Account)
     account: Account = field(default_factory=Account)
 
@@ -75,6 +77,8 @@ def export_sessions(args: argparse.Namespace) -> None:
         count = FORMATS[args.format](out, _export_rows(reader, args, totals))
     left_out = f", {format_count(totals.open, 'open session')} left out" if totals.open else ""
     write(f"{format_count(count, 'row')} of {format_count(totals.sessions, 'session')} in {out}{left_out}")
+    if totals.images:
+        write(f"images: {format_count(totals.images, 'row')} with placeholders alone; the files are in the journal")
     queued = totals.queued
     waiting = f"; {queued.trained} of {queued.generated} more wait to be trained" if queued.generated else ""
     write(f"{format_account(totals.account)}{waiting}")
@@ -103,6 +107,7 @@ def _export_rows(reader: JournalReader, args: argparse.Namespace, totals: Export
         run = recorded(stored, args.policy, args.version, args.grammar)
         assembly = assemble(record, parse_policy(run.policy), run.version, run.limits, run.grammar)
         totals.sessions += 1
+        totals.images += sum(bool(sequence.images) for sequence in assembly.sequences)
         if run.queued:
             totals.queued += assembly.account
         else:

@@ -42,7 +42,7 @@ def adopt(config: DictConfig, overrides: Sequence[str] = ()) -> str | None:
     Raises:
         ConfigError: settings that something follows from cannot be read.
     """
-    adopt_engine(config)
+    adopt_engine(config, overrides)
     adopt_cluster(config, overrides)
     adopt_resources(config, overrides)
     adopt_parsers(config)
@@ -56,16 +56,30 @@ def keys_of(overrides: Sequence[str]) -> set[str]:
 
 
 PARTS = ("actor_rollout_ref.actor", "actor_rollout_ref.ref", "critic")
+MEGATRON_KEYS = ("vanilla_mbridge", "override_transformer_config")  # of config/platform/cpu.yaml, compared by a test
 
 
-def adopt_engine(config: DictConfig) -> None:
+def adopt_engine(config: DictConfig, overrides: Sequence[str] = ()) -> None:
     """Take back what the platform's file has set for Megatron, where another engine trains: verl's classes of that
-    engine's settings refuse the key."""
+    engine's settings refuse the key `megatron`. What the user set stays, for them to refuse."""
+    named = [f"{key}." for key in keys_of(overrides)]
     for part in PARTS:
         node = OmegaConf.select(config, part)
         if isinstance(node, DictConfig) and "Mcore" not in str(node.get("_target_")):
-            with open_dict(node):
-                node.pop("megatron", None)
+            _take_back_megatron(node, f"{part}.megatron.", named)
+
+
+def _take_back_megatron(node: DictConfig, within: str, named: Sequence[str]) -> None:
+    """`within` and the keys that are `named` end in a point."""
+    inner = node.get("megatron")
+    if not isinstance(inner, DictConfig) or within in named:
+        return
+    with open_dict(node):
+        for key in MEGATRON_KEYS:
+            if not any(name.startswith(f"{within}{key}.") for name in named):
+                inner.pop(key, None)
+        if not inner:
+            node.pop("megatron")
 
 
 COMMAND = f"{RAY_INIT}.runtime_env.py_executable"

@@ -28,13 +28,12 @@ from typing import Any, Protocol
 from seamless_verl.journal import StoredCall, StoredSession
 from seamless_verl.journal.stored import rebuild_record
 from seamless_verl.rollout.call import Call
+from seamless_verl.trajectory.images import GATEWAY_KEY, PromptImage, images_of, stored_images
 from seamless_verl.trajectory.images import KEY as IMAGES
-from seamless_verl.trajectory.images import PromptImage, images_of, stored_images
 from seamless_verl.trajectory.records import Finish, Segment, TokenChunk, tokens
 from seamless_verl.trajectory.routes import Routes, joined
 from seamless_verl.trajectory.tree import Node
 
-GATEWAY_KEY = "gateway"  # of a stored request: what finds its call again
 ASKED, RESPONSE = "asked", "response"  # under that key: the digest of what was asked; the stored response it makes
 INTERRUPTED = "interrupted"  # In the stored reply of a call that ended with the run's processes, and not by its agent
 # An engine reports STOP for tool calls: they are parsed from the text, again when it is read again.

@@ -24,7 +24,7 @@ from typing import Any
 
 from seamless_verl.errors import JournalError, JournalOrderError
 from seamless_verl.gateway.api_errors import ApiError, ErrorCode
-from seamless_verl.gateway.calls import GATEWAY_KEY, SessionCall
+from seamless_verl.gateway.calls import SessionCall
 from seamless_verl.gateway.session import Session, SessionState
 from seamless_verl.journal import (
     CallEnded,
@@ -41,6 +41,7 @@ from seamless_verl.journal import (
     StoredSession,
 )
 from seamless_verl.journal.stored import parse_close_reason, rebuild_record
+from seamless_verl.trajectory.images import GATEWAY_KEY
 from seamless_verl.trajectory.records import Finish, Segment, TokenChunk, Turn, append_chunk
 from seamless_verl.trajectory.routes import Routes
 from seamless_verl.trajectory.session import Closed, SessionRecord

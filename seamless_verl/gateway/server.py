@@ -67,10 +67,16 @@ from seamless_verl.platform.vllm_versions import (
     take_host_for_device,
     validate_serve_arguments,
 )
+from seamless_verl.runtime.pictures import COLLAPSED, takes_recorded_prompts
 
 logger = logging.getLogger(__name__)
 KEEP_ALIVE_SECONDS = 75  # longer than clients keep idle connections: they close first, no request is lost in between
 EXPIRY_SECONDS = 1.0  # how late an expiry may be recorded; calls of an expired session are refused at once
+NO_IMAGES = (
+    "images that agents send become placeholders, or are refused, as for a model of text: with the model's %s engines"
+    " would read other tokens than are recorded. To train with images take a model whose image processor is a %s, such"
+    " as Qwen2.5-VL or Qwen3-VL"
+)
 ROUTERS = (chat_router, completion_router, responses_router, anthropic_router)
 
 
@@ -257,10 +263,16 @@ def rendering_config(args: Namespace) -> VllmConfig:
 
 
 def takes_images(client: FleetEngineClient) -> bool:
-    """Whether the model has images among its inputs."""
+    """Whether the model has images among its inputs, and engines read its recorded prompts as they are."""
     if not client.model_config.is_multimodal_model:
         return False
-    return IMAGE in client.renderer.get_mm_processor().info.supported_mm_limits
+    model = client.renderer.get_mm_processor().info
+    if IMAGE not in model.supported_mm_limits:
+        return False
+    processor = model.get_hf_processor()
+    if not (taken := takes_recorded_prompts(processor)):
+        logger.warning(NO_IMAGES, type(processor).__name__, COLLAPSED)
+    return taken
 
 
 def served_names(args: Namespace) -> list[str]:

@@ -172,12 +172,13 @@ class AsyncLLMSource:
 
     async def generate(self, request: EngineRequest) -> AsyncGenerator[TokenChunk, None]:
         """Chunks as the engine makes them; closing the generator aborts the request."""
-        if self.paused is PauseMode.ABORT:
-            yield self._end(Finish.CUT)
-            return
         with lost_if_dead(self.replica_id):
             try:
-                collector = await self._send(request)
+                media = await unpacked(request.media)
+                if self.paused is PauseMode.ABORT:  # perhaps since it was asked: no pause waits for images
+                    yield self._end(Finish.CUT)
+                    return
+                collector = await self._send(request, media)
             except (ValueError, VLLMClientError) as error:
                 yield self._end(Finish.FAILED, str(error))
                 return
@@ -204,12 +205,12 @@ class AsyncLLMSource:
                 if output is None or not output.finished:
                     await self.engine.abort(collector.request_id, internal=True)
 
-    async def _send(self, request: EngineRequest) -> RequestOutputCollector:
+    async def _send(self, request: EngineRequest, media: Mapping[str, Any]) -> RequestOutputCollector:
         """Gives the engine a request; raises ValueError or VLLMClientError where it refuses it."""
         ids = request.prompt_ids.tolist()
-        prompt = TokensPrompt(prompt_token_ids=self.collapsed(ids) if request.media else ids)
-        if request.media:  # pickled by an agent loop of this run: who has the connection's token
-            prompt.update(pickle.loads(request.media))
+        prompt = TokensPrompt(prompt_token_ids=self.collapsed(ids) if media else ids)
+        if media:
+            prompt.update(media)  # type: ignore[typeddict-item]
         if self.keep_kv:
             prompt["cache_salt"] = self.salts.salt(request.conversation, self.version)
         elif self.stores_kv:
@@ -375,6 +376,14 @@ class AsyncLLMSource:
             del self.in_flight[request_id]
         if not self.in_flight and self.paused is None:
             self.on_busy(False)
+
+
+async def unpacked(media: bytes) -> dict[str, Any]:
+    """The fields of a prompt that were pickled by the run's gateway or agent loops: who has the connection's token.
+
+    In a thread: this decodes pictures, while chunks, pauses and commands of weights go on.
+    """
+    return await asyncio.to_thread(pickle.loads, media) if media else {}
 
 
 def finish_of(completion: CompletionOutput) -> Finish | None:

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import os
 import pickle
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import ExitStack, nullcontext
 from functools import partial
 from typing import Any, NoReturn
@@ -40,6 +40,7 @@ from seamless_verl.rollout.engine import PauseMode
 from seamless_verl.rollout.observation import CacheUse
 from seamless_verl.runtime.checkpoint_marker import system_id
 from seamless_verl.runtime.own_log import OwnLog, stream_names
+from seamless_verl.runtime.pictures import takes_recorded_prompts
 from seamless_verl.runtime.process import freeze_imports, show_log, stack_report
 from seamless_verl.transport import EngineServer, serve_engine
 from seamless_verl.weights.transfer import SeamlessReplicaWorker, node_id
@@ -58,6 +59,11 @@ PAST_THE_DATA_PLANE = (
 )
 OUTER_ERRORS = ("Engine core initialization failed", "WorkerProc initialization failed")  # the cause is in their log
 REAL_TIME_PRIORITY = "real_time_priority"  # of a platform whose processes share cores: a context manager
+
+
+def collapsed_by(processor: Any) -> Callable[[list[int]], list[int]]:
+    """What makes one placeholder of each image in the ids of a prompt, by the model's processor."""
+    return partial(qwen2_5_vl_dedup_image_tokens, processor=processor) if takes_recorded_prompts(processor) else list
 
 
 class SeamlessServer(vLLMHttpServer):  # type: ignore[misc]
@@ -126,7 +132,7 @@ class SeamlessServer(vLLMHttpServer):  # type: ignore[misc]
                 own_logprobs=True,
                 of_drafts=all(recording),
                 lora=LoRARequest(VLLM_LORA_NAME, VLLM_LORA_INT_ID, VLLM_LORA_PATH) if self.lora_as_adapter else None,
-                collapsed=partial(qwen2_5_vl_dedup_image_tokens, processor=self.model_config.processor),
+                collapsed=collapsed_by(self.model_config.processor),
             )
             self.engine_server = await serve_engine(self.source, self._server_address, 0, token=token, replica_id=name)
             self.engine.output_handler.add_done_callback(self.engine_died)

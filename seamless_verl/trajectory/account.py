@@ -18,6 +18,8 @@ class DropReason(StrEnum):
     TOO_LONG = "too_long"  # it is beyond the maximum length of a sequence
     PROMPT_TOO_LONG = "prompt_too_long"
     """the context before the first token to train is as long as a sequence may be, or longer"""
+    PLACEHOLDER = "placeholder"
+    """it is an image's placeholder without an image, or after one, as a text may have it: no model computes the rest"""
     CANCELLED = "cancelled"  # its turn was cancelled, and no later turn replayed it: no agent acted on it
     FAILED = "failed"  # its turn failed, and no later turn replayed it: no agent acted on it
     SESSION = "session"

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 import numpy as np
@@ -139,11 +139,16 @@ def assemble(
 
 @dataclass(frozen=True, eq=False)
 class Chain:
-    """One leaf path: `prompt` nodes from the root to the first token it trains, `response` nodes from there on."""
+    """One leaf path: `prompt` nodes from the root to the first token it trains, `response` nodes from there on.
+
+    `sound` tokens of the response are before a placeholder that no image has, None if there is none: where placeholders
+    and images do not agree, the trainer's model fails.
+    """
 
     leaf_id: str
     prompt: list[Node]
     response: list[Node]
+    sound: int | None = None
 
     @property
     def prompt_length(self) -> int:
@@ -167,7 +172,8 @@ def split_into_chains(tree: Tree) -> tuple[list[Chain], list[tuple[Node, DropRea
             trainable.add(node)
     heads = _chain_heads(tree, nodes, trainable)
     leaf_ids = _leaf_ids(tree)
-    return [_make_chain(head, trainable, leaf_ids) for head in heads], dropped[::-1]
+    chains = [_make_chain(head, trainable, leaf_ids) for head in heads]
+    return [_checked(chain, tree.image_keys) for chain in chains], dropped[::-1]
 
 
 def _replayed_nodes(tree: Tree, nodes: list[Node]) -> set[Node]:
@@ -213,6 +219,11 @@ def _make_chain(head: Node, trainable: set[Node], leaf_ids: dict[Node, str]) -> 
     return Chain(leaf_ids[leaf], above + nodes[:start], nodes[start:])
 
 
+def _checked(chain: Chain, keys: ImageKeys) -> Chain:
+    place = keys.first_without_image(concat_ids([*chain.prompt, *chain.response]))
+    return chain if place is None else replace(chain, sound=max(0, place - chain.prompt_length))
+
+
 @dataclass(frozen=True, eq=False)
 class ChainDecision:
     """Which tokens of a chain's response are trained, and why the others are not.
@@ -244,7 +255,11 @@ def mask_chain(
     if room is not None and room <= 0:
         return ChainDecision(chain, generated[:0], Counter({DropReason.PROMPT_TOO_LONG: total}))
     within = np.flatnonzero(generated[:room])
-    size = int(within[-1]) + 1  # a response ends with a generated token
+    sound = within if chain.sound is None else within[within < chain.sound]
+    rest = Counter({DropReason.TOO_LONG: total - len(within), DropReason.PLACEHOLDER: len(within) - len(sound)})
+    if not len(sound):
+        return ChainDecision(chain, generated[:0], rest)
+    size = int(sound[-1]) + 1  # a response ends with a generated token
     labels = _grammar(nodes)[:size]
     trainable = generated[:size] & ~grammar.forbids(labels)
     if trainable.any():
@@ -255,12 +270,11 @@ def mask_chain(
     mask = policy.decide(view)
     assert not (mask & ~view.generated).any(), "a policy may train generated tokens only"
     dropped = {
-        DropReason.TOO_LONG: total - len(within),
         DropReason.FORCED: forced,
         DropReason.GRAMMAR: len(masked) - forced,
-        DropReason.STALE: len(within) - len(masked) - int(np.count_nonzero(mask)),
+        DropReason.STALE: len(sound) - len(masked) - int(np.count_nonzero(mask)),
     }
-    return ChainDecision(chain, mask, Counter(dropped))
+    return ChainDecision(chain, mask, rest + Counter(dropped))
 
 
 def _make_sequence(chain: Chain, mask: BoolArray, keys: ImageKeys) -> TrainingSequence:
@@ -336,6 +350,11 @@ def why_untrained(tree: Tree, limits: SequenceLimits, keys: str = "max_sequence"
                 f"its prompt of {shortest} tokens leaves no room for a response in the {limits.max_sequence} tokens "
                 f"of a training sequence ({keys}). Raise that, or shorten the prompt"
             )
+    if chains and all(chain.sound == 0 for chain in chains):
+        return (
+            "a text before its first token to train has the placeholder of an image, such as <|image_pad|>, and no "
+            "image for it. Keep such marks out of the texts that its agent sends"
+        )
     if chains:
         return (
             "a grammar (JSON schema, required or strict tool) was in force for all its tokens, and "

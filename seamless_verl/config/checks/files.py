@@ -339,11 +339,25 @@ def _of_another_rank(settings: Settings, newest: Path) -> list[Problem]:
     wanted = settings.integer(key, 0, least=0)
     files = (newest / "actor" / name for name in RANKS)
     with looking_at(FOLDER, str(newest)):
-        saved = next((json.loads(file.read_text("utf-8")).get("r") for file in files if file.is_file()), None)
+        saved = next((_rank_in(newest, file) for file in files if file.is_file()), None)
     if not wanted or saved in (None, wanted):
         return []
     reason = f"is not the rank {saved} of the adapter in {newest}, from which the run would resume"
     return [Problem(key, wanted, reason, f"Set {key}={saved}. To begin anew set {ELSEWHERE}")]
+
+
+def _rank_in(newest: Path, file: Path) -> object:
+    """The adapter's rank that a checkpoint's file says; None where it says none. ConfigError where it is damaged."""
+    try:
+        saved = json.loads(file.read_text("utf-8"))
+    except ValueError as error:
+        found = f"is damaged: {error}"
+    else:
+        if isinstance(saved, dict):
+            return saved.get("r")
+        found = "is damaged: it is no JSON object"
+    reason = f"{file.relative_to(newest)} of the checkpoint from which the run would resume {found}"
+    raise ConfigError(FOLDER, str(newest), reason, RESUME_ANOTHER)
 
 
 def _without_actor(folder: str, newest: Path) -> Problem:

@@ -6,6 +6,7 @@ import pickle
 import sqlite3
 from hashlib import sha256
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -14,6 +15,7 @@ from support.gateway import EOS, GatewayHarness, gateway_harness
 from support.qwen_vision import data_url, make_qwen_vision, picture
 
 from seamless_verl.gateway.recorder import JournalRecorder
+from seamless_verl.gateway.server import takes_images
 from seamless_verl.journal import SqliteJournal
 from seamless_verl.runtime.pictures import picture_of
 from seamless_verl.trajectory.images import images_of
@@ -162,3 +164,15 @@ async def test_an_image_in_two_turns_is_on_record_once_and_survives_a_restart(mo
 
 def digest_of(data: bytes) -> str:
     return sha256(data).hexdigest()
+
+
+@pytest.mark.parametrize(("name", "taken"), [("Qwen2VLImageProcessor", True), ("Gemma3ImageProcessor", False)])
+def test_images_are_taken_where_engines_read_the_recorded_prompt(
+    name: str, taken: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    processor = SimpleNamespace(image_processor=type(name, (), {})())
+    model = SimpleNamespace(supported_mm_limits={"image": None}, get_hf_processor=lambda: processor)
+    renderer = SimpleNamespace(get_mm_processor=lambda: SimpleNamespace(info=model))
+    client: Any = SimpleNamespace(model_config=SimpleNamespace(is_multimodal_model=True), renderer=renderer)
+    assert takes_images(client) is taken
+    assert ("take a model whose image processor is a Qwen2VLImageProcessor" in caplog.text) is not taken

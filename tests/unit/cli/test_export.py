@@ -5,18 +5,21 @@ from __future__ import annotations
 import json
 import os
 import sys
+from dataclasses import replace
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from support.cli import NOTHING_LEFT_BEHIND, close_events, fill_journal, journal_file, write_drifted_session
-from support.journal import call_started, open_journal, session_opened, write
+from support.journal import call_ended, call_started, chunk_appended, open_journal, session_opened, write
 from support.trajectory import segment, session, turn
 
 from seamless_verl.cli import export as export_command
 from seamless_verl.cli.export import ARRAYS, rows, write_jsonl
 from seamless_verl.cli.main import main
+from seamless_verl.trajectory.images import GATEWAY_KEY, KEY
 from seamless_verl.trajectory.policies import MaskOlderThan, TrainAll
 from seamless_verl.trajectory.sequences import assemble
 
@@ -62,6 +65,17 @@ def test_only_one_prompt_and_only_what_the_policy_trains(tmp_path: Path, capsys:
     assert [row["leaf_id"] for row in newest] == ["aaa1-c3", "b3-c1"]
     assert "8 generated = 4 trained + 4 dropped (4 stale)" in capsys.readouterr().out
     assert export_rows(path, tmp_path / "rows.jsonl", "--policy", "mask_older_than", "--version", "9") == []
+
+
+def test_rows_whose_images_are_not_exported_are_counted(tmp_path: Path, capsys: Capture) -> None:
+    digest = sha256(b"a picture").hexdigest()
+    with open_journal(tmp_path) as journal:
+        asked = replace(call_started(), request={GATEWAY_KEY: {KEY: [[1, 1, digest]]}})
+        write(journal, session_opened(), asked, chunk_appended([4, 5]), call_ended(), *close_events("s"))
+        path = str(journal.path)
+    assert len(export_rows(path, tmp_path / "rows.jsonl")) == 1
+    said = capsys.readouterr().out.splitlines()[1]
+    assert said == "images: 1 row with placeholders alone; the files are in the journal"
 
 
 @pytest.mark.parametrize("kind", ["jsonl", "parquet", "datasets"])

@@ -12,6 +12,7 @@ from seamless_verl.config.adopting import (
     COMMAND,
     DPPO,
     LOSS_MODE,
+    MEGATRON_KEYS,
     PARTS,
     PIN_VARIABLE,
     adopt,
@@ -283,3 +284,27 @@ def test_another_engine_is_not_given_megatrons_settings(engine: str, has: bool) 
     assert all("megatron" in part for part in parts)
     adopt_engine(config)
     assert ["megatron" in part for part in parts] == [has] * len(parts)
+
+
+def test_what_is_taken_back_of_megatron_is_what_the_platform_has_set() -> None:
+    config = compose_ours("platform=cpu", "model_engine=dp")
+    for part in PARTS:
+        assert set(OmegaConf.select(config, f"{part}.megatron")) == set(MEGATRON_KEYS)
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "+{}.tensor_model_parallel_size=2",
+        "{}.vanilla_mbridge=false",
+        "{}.override_transformer_config.apply_rope_fusion=true",
+    ],
+)
+def test_what_the_user_set_for_megatron_stays_to_be_refused(override: str) -> None:
+    override = override.format("actor_rollout_ref.actor.megatron")
+    config = compose_ours("platform=cpu", "model_engine=dp", override)
+    adopt_engine(config, [override])
+    key = override.lstrip("+").partition("=")[0]
+    assert OmegaConf.select(config, key) is not None
+    assert set(OmegaConf.select(config, "actor_rollout_ref.actor.megatron")) == {key.split(".")[3]}
+    assert "megatron" not in OmegaConf.select(config, "critic")

@@ -9,8 +9,9 @@ import pytest
 from support.journal import open_journal, write
 
 from seamless_verl.data_plane.lost_sessions import LostSessions
-from seamless_verl.gateway.calls import ASKED, GATEWAY_KEY, SessionCall
+from seamless_verl.gateway.calls import ASKED, SessionCall
 from seamless_verl.journal import CallEnded, CallStarted, ChunkAppended, SessionOpened, SqliteJournal
+from seamless_verl.trajectory.images import GATEWAY_KEY
 from seamless_verl.trajectory.records import Finish, TokenChunk, logprobs, tokens
 
 OPENING = {"uid": "u", "metadata": {"session": "0", "step": 8}}

@@ -14,7 +14,6 @@ from support.routes import marks, rows_of
 
 from seamless_verl.gateway.calls import (
     ASKED,
-    GATEWAY_KEY,
     RecordedCall,
     RecordedSource,
     RepeatableCalls,
@@ -22,6 +21,7 @@ from seamless_verl.gateway.calls import (
     asked_digest,
 )
 from seamless_verl.journal import Stage, StoredCall, StoredSession
+from seamless_verl.trajectory.images import GATEWAY_KEY
 from seamless_verl.trajectory.records import Finish, Segment, TokenChunk, logprobs, tokens
 
 

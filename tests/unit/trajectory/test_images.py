@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 
 from seamless_verl.errors import TurnConflictError
+from seamless_verl.trajectory.account import DropReason
 from seamless_verl.trajectory.images import ImageKeys, PromptImage, images_of, stored_images
 from seamless_verl.trajectory.policies import TrainAll
 from seamless_verl.trajectory.records import Finish, Segment, Turn, logprobs, tokens
-from seamless_verl.trajectory.sequences import assemble
+from seamless_verl.trajectory.sequences import NO_LIMITS, SequenceLimits, assemble, why_untrained
 from seamless_verl.trajectory.session import SessionRecord
 
 PAD = 9
@@ -57,3 +58,38 @@ def test_ids_without_images_are_not_copied() -> None:
     keys, ids = ImageKeys(), tokens([1, 2])
     assert keys.keyed(ids, ()) is ids and keys.restored(ids) is ids and keys.digests(ids) == ()
     assert images_of({}) == () and images_of({"gateway": {"images": [[1, 2, RED]]}}) == (PromptImage(1, 2, RED),)
+
+
+@pytest.mark.parametrize(
+    ("written", "sent", "kept", "dropped"),
+    [
+        ([5, PAD, 6], [3], [5], {DropReason.PLACEHOLDER: 4}),  # by the model
+        ([5, 6], [3, PAD, 4], [5, 6], {DropReason.PLACEHOLDER: 2}),  # in a text that its agent sent
+        ([PAD, 5], [3], None, {DropReason.PLACEHOLDER: 4}),
+        ([5, 6], [3], [5, 6, 3, 7, 8], {}),
+    ],
+)
+def test_what_follows_a_placeholder_without_an_image_is_not_trained(
+    written: list[int], sent: list[int], kept: list[int] | None, dropped: dict[DropReason, int]
+) -> None:
+    record = SessionRecord("p", "s")
+    image, prompt = PromptImage(1, 2, RED), [1, PAD, PAD, 2]
+    record.add_turn(turn("1", prompt, written, image))
+    record.add_turn(turn("2", [*prompt, *written, *sent], [7, 8], image))
+    assembly = assemble(record, TrainAll(), 0)
+    assert [sequence.response_ids.tolist() for sequence in assembly.sequences] == ([] if kept is None else [kept])
+    assert assembly.account.dropped == dropped and assembly.account.generated == len(written) + 2
+
+
+def test_a_placeholder_without_an_image_beyond_the_limit_drops_nothing_more() -> None:
+    record = SessionRecord("p", "s")
+    record.add_turn(turn("1", [1, PAD, PAD, 2], [5, 6, PAD], PromptImage(1, 2, RED)))
+    assembly = assemble(record, TrainAll(), 0, SequenceLimits(6))
+    assert assembly.account.dropped == {DropReason.TOO_LONG: 1} and assembly.account.trained == 2
+
+
+def test_that_nothing_is_trained_after_such_a_prompt_is_said() -> None:
+    record = SessionRecord("p", "s")
+    record.add_turn(turn("1", [1, PAD, PAD, 2, PAD], [5, 6], PromptImage(1, 2, RED)))
+    assert assemble(record, TrainAll(), 0).sequences == []
+    assert why_untrained(record.tree, NO_LIMITS).endswith("Keep such marks out of the texts that its agent sends")

@@ -11,7 +11,7 @@ from support.config import assert_refused, refused, tiny_plain, tiny_run, write_
 
 from seamless_verl.config import preflight
 from seamless_verl.config.checks import Settings
-from seamless_verl.config.checks.files import check_resume
+from seamless_verl.config.checks.files import RESUME_ANOTHER, check_resume
 from seamless_verl.runtime.checkpoint_marker import record_finite
 
 REWARD, ROLLOUT = "reward.custom_reward_function", "actor_rollout_ref.rollout"
@@ -308,6 +308,18 @@ def test_the_newest_checkpoint_has_an_adapter_of_another_rank(
         config = tiny_plain(tmp_path, folder, f"{key}={rank}", *others)
         found = check_resume(Settings.of(config, devices=1, accelerator=True))
         assert [(problem.key, problem.value) for problem in found] == refusals
+
+
+@pytest.mark.parametrize("text", ["[8]", '{"r": ', "\xff"])
+def test_a_damaged_file_of_an_adapter_is_named(tmp_path: Path, text: str) -> None:
+    name = "model/huggingface/adapter/adapter_config.json"
+    folder = saved_by(tmp_path / "saved", name)
+    file = tmp_path / "saved" / "global_step_3" / "actor" / name
+    file.write_bytes(text.encode("latin-1"))
+    config = tiny_plain(tmp_path, folder, "actor_rollout_ref.model.lora.rank=4", f"{MEGATRON}.vanilla_mbridge=False")
+    (problem,) = check_resume(Settings.of(config, devices=1, accelerator=True))
+    assert problem.value == str(tmp_path / "saved" / "global_step_3") and problem.way_out == RESUME_ANOTHER
+    assert problem.reason.startswith(f"actor/{name} of the checkpoint") and "is damaged: " in problem.reason
 
 
 def test_how_a_long_prompt_is_cut_cannot_be_chosen(tmp_path: Path) -> None:

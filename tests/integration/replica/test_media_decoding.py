@@ -1,0 +1,45 @@
+"""Images of a request are decoded beside the engine's event loop, which goes on meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+import threading
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from seamless_verl.replica.engine_source import AsyncLLMSource
+from seamless_verl.rollout.engine import EngineRequest, PauseMode
+from seamless_verl.trajectory.records import Finish, TokenChunk, tokens
+
+pytestmark = pytest.mark.integration
+BEGUN, MAY_END = threading.Event(), threading.Event()
+
+
+def decoded() -> dict[str, Any]:
+    BEGUN.set()
+    assert MAY_END.wait(30), "nothing went on meanwhile"
+    return {}
+
+
+class Slow:
+    def __reduce__(self) -> tuple[Any, ...]:
+        return decoded, ()
+
+
+async def test_a_pause_while_images_are_decoded_cuts_the_request_before_it_is_sent() -> None:
+    """The engine of this source has no method to send it to."""
+    source = AsyncLLMSource(SimpleNamespace(vllm_config=SimpleNamespace(kv_transfer_config=None)), 3)  # type: ignore[arg-type]
+    request = EngineRequest("r", tokens([1]), {}, media=pickle.dumps(Slow()))
+
+    async def ask() -> list[TokenChunk]:
+        return [chunk async for chunk in source.generate(request)]
+
+    asked = asyncio.create_task(ask())
+    assert await asyncio.to_thread(BEGUN.wait, 30)
+    source.paused = PauseMode.ABORT
+    MAY_END.set()
+    (chunk,) = await asked
+    assert (chunk.finish_reason, chunk.version, len(chunk.ids)) == (Finish.CUT, 3, 0)
