@@ -120,7 +120,14 @@ def test_micro_batches_in_which_nothing_is_shared_are_verls_own(nano: Path, tmp_
 
 
 @pytest.mark.parametrize(
-    ("more", "named"), [({"lora": {"rank": 4, "alpha": 8}, "megatron_bridge": True}, "adapters")], ids=["adapters"]
+    ("more", "named"),
+    [
+        ({"lora": {"rank": 4, "alpha": 8}, "megatron_bridge": True}, "adapters"),
+        ({"transformer": {"attention_dropout": 0.1}}, "dropout"),
+        ({"transformer": {"window_size": [8, 0]}}, "a sliding window"),
+        ({"transformer": {"softmax_type": "off-by-one"}}, "attention with sinks"),
+    ],
+    ids=["adapters", "dropout", "sliding_window", "sinks"],
 )
 def test_what_is_not_proven_is_named_and_computed_as_ever(
     nano: Path, tmp_path: Path, more: dict[str, Any], named: str
