@@ -29,7 +29,7 @@ from vllm.reasoning import ReasoningParserManager
 from vllm.third_party import pynvml
 
 from seamless_verl.config.roles import engine_option
-from seamless_verl.errors import ConfigError, EngineStartError, SeamlessError
+from seamless_verl.errors import ConfigError, EngineStartError
 from seamless_verl.platform.adaptation import rebound
 from seamless_verl.platform.nvml import UtilizationSampler, utilization_sampler
 from seamless_verl.replica.engine_source import AsyncLLMSource
@@ -97,7 +97,8 @@ class SeamlessServer(vLLMHttpServer):  # type: ignore[misc]
         try:
             await super().launch_server(*args, **kwargs)
         except (Exception, SystemExit) as error:
-            cause = None if isinstance(error, SeamlessError) else log.last_error(besides=OUTER_ERRORS)
+            is_outer = isinstance(error, SystemExit) or any(text in str(error) for text in OUTER_ERRORS)
+            cause = log.last_error(besides=OUTER_ERRORS) if is_outer else None
             if cause is None:
                 raise
             raise EngineStartError(cause, stream_names()) from error

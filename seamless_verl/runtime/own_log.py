@@ -12,7 +12,10 @@ from collections.abc import Collection
 from pathlib import Path
 
 STREAMS = (2, 1)  # where an error is looked for first
-ERROR = re.compile(r"^\s*(?:.*?[\]\)]\s+|\S+(?: \w+)?: )?((?:[A-Za-z_][\w.]*(?:Error|Exception)|error): \S.*)$")
+ERROR = re.compile(
+    r"^(?!.*\b(?:DEBUG|INFO|WARNING)\b)\s*(?:.*?[\]\)]\s+|\S+(?: \w+)?: )?"
+    r"((?:[A-Za-z_][\w.]*(?:Error|Exception)|error): \S.*)$"
+)
 """A line that names one: of a traceback, also behind a logger's prefix, or of a command line that is not accepted."""
 
 

@@ -17,6 +17,9 @@ import numpy as np
 
 from seamless_verl.shared_prefixes.layout import Ints, sort_by_prefix
 
+WHOLE = 8
+"""Times the limit that a micro-batch's sequences may have in all: attention keeps the keys that each of them sees."""
+
 
 @dataclass(frozen=True)
 class SortedSequences:
@@ -37,13 +40,18 @@ class SortedSequences:
         """Tokens that are computed for a run of sequences, by themselves."""
         return int(self.own[end] - self.own[start] + self.shared[start])
 
+    def whole(self, start: int, end: int) -> int:
+        """Tokens of a run of sequences, each counted by itself."""
+        return int(self.lengths[start:end].sum())
+
     def between(self, one: int, later: int) -> int:
         """The common prefix of two sequences."""
         return int(self.shared[one + 1 : later + 1].min())
 
     def pieces(self, start: int, end: int, limit: int) -> list[tuple[int, int]]:
         """The run as families that fit, the costliest first, each cut of which is where the least is shared."""
-        if self.cost(start, end) <= limit or end - start == 1:
+        fits = self.cost(start, end) <= limit and self.whole(start, end) <= WHOLE * limit
+        if fits or end - start == 1:
             return [(start, end)]
         inner = self.shared[start + 1 : end]
         cuts = [start, *(np.flatnonzero(inner == inner.min()) + start + 1).tolist(), end]
@@ -57,6 +65,7 @@ class MicroBatch:
 
     runs: list[tuple[int, int]] = field(default_factory=list)
     cost: int = 0
+    whole: int = 0
 
     def added_cost(self, run: tuple[int, int], among: SortedSequences) -> int:
         """Tokens that are computed in addition if `run` were here too."""
@@ -69,9 +78,10 @@ class MicroBatch:
         counted = among.between(before, behind) if before is not None and behind is not None else 0
         return among.cost(start, end) - saved + counted
 
-    def add(self, run: tuple[int, int], cost: int) -> None:
+    def add(self, run: tuple[int, int], cost: int, among: SortedSequences) -> None:
         self.runs.insert(bisect(self.runs, run), run)
         self.cost += cost
+        self.whole += among.whole(*run)
 
     def halved(self, among: SortedSequences) -> tuple[MicroBatch, MicroBatch]:
         """Its sequences in two, cut where the least is shared, among such cuts nearest to the middle of the cost."""
@@ -85,7 +95,7 @@ class MicroBatch:
         parts = MicroBatch(), MicroBatch()
         for part, rows in zip(parts, (members[:cut], members[cut:]), strict=True):
             for i in rows:
-                part.add((i, i + 1), part.added_cost((i, i + 1), among))
+                part.add((i, i + 1), part.added_cost((i, i + 1), among), among)
         return parts
 
 
@@ -108,12 +118,13 @@ def pack(sequences: Sequence[Sequence[int] | Ints], limit: int, least: int = 1) 
     batches: list[MicroBatch] = []
     for piece in among.pieces(0, len(order), limit) if order else []:
         added = [(batch.added_cost(piece, among), batch) for batch in batches]
-        places = [(cost, batch) for cost, batch in added if batch.cost + cost <= limit]
+        room = WHOLE * limit - among.whole(*piece)
+        places = [(cost, batch) for cost, batch in added if batch.cost + cost <= limit and batch.whole <= room]
         if not places:
             batches.append(MicroBatch())
             places = [(among.cost(*piece), batches[-1])]
         cost, chosen = min(places, key=lambda one: (one[0], -one[1].cost))
-        chosen.add(piece, cost)
+        chosen.add(piece, cost, among)
     while len(batches) < least:
         divisible = [batch for batch in batches if sum(end - start for start, end in batch.runs) > 1]
         largest = max(divisible, key=lambda batch: batch.cost)

@@ -34,8 +34,13 @@ def keep_together(rows: Sequence[RowLengths], order: Sequence[int], ranks: int, 
     """The order in which each rank's consecutive share has its sequences of one mini-batch after the other.
 
     `order` is verl's, [sequences], in the same form: `ranks` shares, each with `steps` mini-batches of equal sizes.
+
+    Raises:
+        ValueError: the sequences are no multiple of those.
     """
-    size = len(order) // (ranks * steps)
+    size, rest = divmod(len(order), ranks * steps)
+    if rest:
+        raise ValueError(f"{len(order)} sequences for {ranks} ranks with {steps} mini-batches each")
     parts = [[list(order[(r * steps + s) * size :][:size]) for r in range(ranks)] for s in range(steps)]
     chosen = [assign(rows, part) for part in parts]
     return list(chain.from_iterable(chosen[s][r] for r in range(ranks) for s in range(steps)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -260,8 +260,8 @@ class RunSetup:
         generating = [device for own in devices.rollout.values() for device in own]
         return DeviceTime(self.folder, [*devices.training, *generating], collect)
 
-    def shared_prefixes(self, groups: Iterable[Any]) -> SharedPrefixes | None:
-        """What has these groups' workers compute shared prefixes once, if that is asked for."""
+    def shared_prefixes(self, groups: Mapping[str, Any]) -> SharedPrefixes | None:
+        """What has these groups' workers compute shared prefixes once, if that is asked for; the actor's first."""
         return SharedPrefixes(groups) if self.seamless.shared_prefixes == "auto" else None
 
     def commit(self, device_time: DeviceTime) -> WeightCommit:

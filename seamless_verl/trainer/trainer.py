@@ -169,8 +169,7 @@ class SeamlessTrainer(PPOTrainer):  # type: ignore[misc]
             self._before_computation,
         )
         computing = {name: getattr(self, name, None) for name in ("actor_rollout_wg", "ref_policy_wg")}
-        sharing = [*computing.values(), getattr(self, "critic_wg", None)]
-        self.shared_prefixes = setup.shared_prefixes({id(group): group for group in sharing}.values())
+        self.shared_prefixes = setup.shared_prefixes({**computing, "critic_wg": getattr(self, "critic_wg", None)})
         self.lending.wrap_computations(computing, {ACTORS_UPDATE: BatchPrefetch})
         self.groups = setup.group_wait(self.feed, self.lending, self.starter, self.commit, self.poll_s)
 
@@ -330,10 +329,16 @@ class SeamlessTrainer(PPOTrainer):  # type: ignore[misc]
         """verl's order of the rows, among ranks; where workers compute shared prefixes once, prompts kept together."""
         batch = super()._balance_batch(batch, metrics, *options, **more)
         if self.shared_prefixes is not None:
-            actor = self.config.actor_rollout_ref.actor
-            steps = 1 if actor.shuffle else optimizer_steps(actor, self.feed.bound.batch)
-            self.shared_prefixes.arrange(batch, max(self.actor_rollout_wg._dispatch_info["actor"]) + 1, steps)
+            ranks = max(self.actor_rollout_wg._dispatch_info["actor"]) + 1
+            self.shared_prefixes.arrange(batch, ranks, self._mini_batches(len(batch)))
         return batch
+
+    def _mini_batches(self, rows: int) -> int:
+        """The actor's consecutive mini-batches of so many rows; 1 where an update draws them, or none is due."""
+        actor = self.config.actor_rollout_ref.actor
+        of_rows = rows // (int(actor.ppo_mini_batch_size) * int(self.config.actor_rollout_ref.rollout.n))
+        steps = optimizer_steps(actor, self.feed.bound.batch) if self.weighs_sessions else of_rows
+        return 1 if actor.shuffle or self.global_steps < self.config.trainer.critic_warmup else max(1, steps)
 
     def _get_required_batch_multiple(self, dp_size: int) -> int:
         if not self.weighs_sessions:

@@ -82,8 +82,15 @@ class SeamlessActorWorker(FetchesAhead, RotatesCheckpoints, DetachActorWorker):
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def share_prefixes(self) -> str | None:
         """Compute what sequences share once from now on, in actor and reference; or what an engine has against it."""
-        engines = [one.engine for one in (getattr(self, "actor", None), getattr(self, "ref", None)) if one is not None]
-        return share_from_now_on(engines)
+        return share_from_now_on(self._engines())
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def shares_prefixes(self) -> bool:
+        """Whether the engines do."""
+        return share_still(self._engines())
+
+    def _engines(self) -> list[Any]:
+        return [one.engine for one in (getattr(self, "actor", None), getattr(self, "ref", None)) if one is not None]
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def restore_model_from_cpu(self, n: Any) -> None:
@@ -203,6 +210,11 @@ class SeamlessCriticWorker(RotatesCheckpoints, TrainingWorker):
     def take_activity(self) -> NodeActivity:
         """The activity of the device since the last report."""
         return NodeActivity(self.activity.take(), node_id())
+
+
+def share_still(engines: Sequence[Any]) -> bool:
+    """Whether each engine does, also after it has compared a first pass both ways."""
+    return all(getattr(engine, "sharing", False) for engine in engines)
 
 
 def share_from_now_on(engines: Sequence[Any]) -> str | None:

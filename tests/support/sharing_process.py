@@ -39,16 +39,19 @@ def group(
 
 
 def batch_of(rows: list[tuple[list[int], list[int]]], tokens: int, of_all_ranks: int) -> Any:
-    """The columns of an update, with advantages of either sign; all ranks together have `of_all_ranks` rows."""
+    """The columns of an update, with advantages of either sign, logprobs of a reference, and tokens that are not
+    trained, such as stale ones; all ranks together have `of_all_ranks` rows."""
     torch.manual_seed(7)
     columns: dict[str, list[torch.Tensor]] = {}
     for prompt, answer in rows:
         ids = torch.tensor(prompt + answer)
-        mask = torch.ones(len(answer), dtype=torch.long)
+        mask = (torch.rand(len(answer)) < 0.8).long()
+        mask[0] = 1
         row = {
             "input_ids": ids, "prompts": ids[: len(prompt)], "responses": ids[len(prompt) :], "response_mask": mask,
             "position_ids": torch.arange(len(ids)), "loss_mask": torch.cat([torch.zeros(len(prompt)).long(), mask]),
             "advantages": torch.randn(len(answer)), "old_log_probs": -5 - torch.rand(len(answer)),
+            "ref_log_prob": -5 - torch.rand(len(answer)),
             "values": torch.randn(len(answer)), "returns": torch.randn(len(answer)),
         }  # fmt: skip
         for name, values in row.items():
@@ -119,7 +122,9 @@ def from_behind(of_rows: Any, gpt: Any, forest: Any, device: Any) -> Any:
 def main() -> None:
     case = begin_alone(*sys.argv[1:])
     sizes = {"ppo_mini_batch_size": 8, "ppo_micro_batch_size_per_gpu": 8, "rollout_n": 1}
-    loss = partial(ppo_loss, config=McoreActorConfig(strategy="megatron", entropy_coeff=0.01, **sizes))
+    loss = partial(
+        ppo_loss, config=McoreActorConfig(strategy="megatron", entropy_coeff=0.01, use_kl_loss=True, **sizes)
+    )
     if case.get("model_type") == "value_model":
         loss = partial(value_loss, config=McoreCriticConfig(strategy="megatron", **sizes))
     rows = group(case["prompts"], case["samples"], case["answer"], case["ids"], case.get("header", 0))

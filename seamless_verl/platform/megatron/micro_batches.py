@@ -10,7 +10,10 @@ from verl.utils import tensordict_utils as tu
 from verl.utils.device import get_device_name
 from verl.workers.engine.utils import prepare_micro_batches
 
+from seamless_verl.errors import ConfigError
 from seamless_verl.shared_prefixes.packing import pack
+
+LIMITS = "ppo_max_token_len_per_gpu, or log_prob_max_token_len_per_gpu, of actor, rollout, ref or critic"
 
 
 def packed_micro_batches(
@@ -28,6 +31,8 @@ def packed_micro_batches(
         )
     sequences = [ids.cpu().numpy() for ids in data["input_ids"].unbind()]
     limit = int(data["max_token_len_per_gpu"]) * int(tu.get_non_tensor_data(data, key="sp_size", default=1))
+    if (longest := max(map(len, sequences))) > limit:
+        raise ConfigError(LIMITS, limit, f"a sequence has {longest} tokens", f"Set it to at least {longest}")
     indices = pack(sequences, limit)
     needed = of_all_ranks(len(indices), dp_group)
     needed += -needed % (num_batches_divided_by or 1)

@@ -21,7 +21,7 @@ from verl.utils.model import extract_multi_modal_inputs
 from verl.workers.engine.megatron import transformer_impl
 
 from seamless_verl.platform.adaptation import rebound
-from seamless_verl.platform.megatron.both_ways import agrees, few_sequences
+from seamless_verl.platform.megatron.both_ways import agrees, few_sequences, largest_of_ranks
 from seamless_verl.platform.megatron.layers import SDPAttention
 from seamless_verl.platform.megatron.micro_batches import packed_micro_batches
 from seamless_verl.shared_prefixes.forward import edge_logits, on_device, row_values, unpack_edges, unpack_rows
@@ -43,10 +43,11 @@ class SharesPrefixes:
     compared = False
 
     def share_prefixes(self) -> str | None:
-        """Called when the model is built: share from now on, or return what stands against it."""
+        """Called on all ranks when the model is built: share from now on, or return what stands against it here, or on
+        another rank."""
         found = obstacle(self)
-        self.sharing = found is None
-        return found
+        self.sharing = not largest_of_ranks(found is not None)
+        return found if found is not None or self.sharing else "what another rank has"
 
     def forward_backward_batch(self, data: Any, loss_function: Any, forward_only: bool = False) -> Any:
         """verl's pass over a rank's sequences, in micro-batches that keep together what shares a prefix."""
@@ -171,7 +172,7 @@ def obstacle(engine: Any) -> str | None:
         "latent attention": config.multi_latent_attention,
         "a sliding window": config.window_size is not None,
         "attention with sinks": config.softmax_type != "vanilla",
-        "attention other than the plain layers'": {type(one) for one in attentions} != {SDPAttention},
+        "attention other than the plain layers'": any(type(one) is not SDPAttention for one in attentions),
         "dropout": bool(config.attention_dropout or config.hidden_dropout),
         "positions other than rotary": gpt.position_embedding_type != "rope",
         "fused rotary embeddings": config.apply_rope_fusion,

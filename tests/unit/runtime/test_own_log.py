@@ -18,6 +18,7 @@ from seamless_verl.runtime.own_log import errors_in
         ("INFO 11-29 [a.py:1] an error: was seen", None),
         ("    raise ValueError('x')", None),
         ("KeyError:", None),
+        ("WARNING 11-29 [a.py:1] ImportError: no module x", None),
     ],
 )  # fmt: skip
 def test_a_line_names_an_error_or_not(line: str, error: str | None) -> None:

@@ -63,6 +63,13 @@ def test_a_header_that_all_begin_with_breaks_no_group() -> None:
     assert [len({i // 4 for i in batch}) for batch in pack(rows, limit=210)] == [2, 2]
 
 
+def test_long_prompts_of_many_samples_are_bounded_by_what_attention_sees() -> None:
+    """100 samples of 4,000 + 50 tokens are 9,000 computed ones, but their keys are those of 405,000."""
+    batches = pack(group(4000, 100, 50, 5), limit=9000)
+    assert max(len(batch) for batch in batches) == 8 * 9000 // 4050
+    assert [len(batch) for batch in pack(group(4000, 8, 50, 5), limit=9000)] == [8]
+
+
 def test_more_micro_batches_than_needed_are_made_at_the_cheapest_cut() -> None:
     rows = [row for number in range(4) for row in group(50, 4, 10, number)]
     assert len(pack(rows, limit=1000)) == 1

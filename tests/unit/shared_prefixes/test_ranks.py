@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 from itertools import chain
 
+import pytest
+
 from seamless_verl.shared_prefixes.ranks import RowLengths, computed_tokens, keep_together
 
 
@@ -49,6 +51,11 @@ def test_a_group_is_cut_where_ranks_have_room_for_no_whole_one() -> None:
     torn = [*range(0, 12, 2), *range(1, 12, 2)]
     order = keep_together(rows, torn, ranks=2, steps=1)
     assert sorted(len({rows[i].prompt for i in order[half : half + 6]}) for half in (0, 6)) == [2, 2]
+
+
+def test_sequences_that_are_no_mini_batches_are_an_error() -> None:
+    with pytest.raises(ValueError, match="12 sequences for 2 ranks with 4 mini-batches"):
+        keep_together([RowLengths("p", 1, 2)] * 12, range(12), ranks=2, steps=4)
 
 
 def test_a_single_long_prompt_stays_on_both_ranks() -> None:
