@@ -166,6 +166,7 @@ class AsyncLLMSource:
         self.stores_kv = engine.vllm_config.kv_transfer_config is not None  # beside its cache, perhaps for ever
         self.paused: PauseMode | None = None
         self.in_flight: dict[str, RunningRequest] = {}
+        self.unpacking: set[str] = set()  # requests whose images are decoded, less those that were aborted
         self.own_logprobs, self.of_drafts = own_logprobs, of_drafts
         self._lacked_routes = False  # and it was said
         self.prompt_tokens = self.cached_tokens = 0  # of requests that have begun to generate
@@ -174,8 +175,8 @@ class AsyncLLMSource:
         """Chunks as the engine makes them; closing the generator aborts the request."""
         with lost_if_dead(self.replica_id):
             try:
-                media = await unpacked(request.media)
-                if self.paused is PauseMode.ABORT:  # perhaps since it was asked: no pause waits for images
+                media, aborted = await self._unpacked(request)
+                if aborted or self.paused is PauseMode.ABORT:  # a pause does not wait for images
                     yield self._end(Finish.CUT)
                     return
                 collector = await self._send(request, media)
@@ -204,6 +205,17 @@ class AsyncLLMSource:
                 collector.close()
                 if output is None or not output.finished:
                     await self.engine.abort(collector.request_id, internal=True)
+
+    async def _unpacked(self, request: EngineRequest) -> tuple[dict[str, Any], bool]:
+        """The fields of its prompt beside the ids, and whether it was aborted meanwhile."""
+        if not request.media:
+            return {}, False
+        self.unpacking.add(request.request_id)
+        try:
+            media = await unpacked(request.media)
+            return media, request.request_id not in self.unpacking
+        finally:
+            self.unpacking.discard(request.request_id)
 
     async def _send(self, request: EngineRequest, media: Mapping[str, Any]) -> RequestOutputCollector:
         """Gives the engine a request; raises ValueError or VLLMClientError where it refuses it."""
@@ -264,6 +276,7 @@ class AsyncLLMSource:
 
     async def abort(self, request_id: str) -> None:
         """Ends one request with CUT; one that is not running is no error."""
+        self.unpacking.discard(request_id)
         if (running := self.in_flight.get(request_id)) is not None:
             await self.engine.abort(running.collector.request_id, internal=True)
 
@@ -383,7 +396,8 @@ async def unpacked(media: bytes) -> dict[str, Any]:
 
     In a thread: this decodes pictures, while chunks, pauses and commands of weights go on.
     """
-    return await asyncio.to_thread(pickle.loads, media) if media else {}
+    fields: dict[str, Any] = await asyncio.to_thread(pickle.loads, media)
+    return fields
 
 
 def finish_of(completion: CompletionOutput) -> Finish | None:

@@ -29,8 +29,11 @@ class Slow:
         return decoded, ()
 
 
-async def test_a_pause_while_images_are_decoded_cuts_the_request_before_it_is_sent() -> None:
-    """The engine of this source has no method to send it to."""
+@pytest.mark.parametrize("by_pause", [True, False])
+async def test_a_pause_or_an_abort_while_images_are_decoded_cuts_the_request(by_pause: bool) -> None:
+    """Before it is sent: the engine of this source has no method to send it to."""
+    BEGUN.clear()
+    MAY_END.clear()
     source = AsyncLLMSource(SimpleNamespace(vllm_config=SimpleNamespace(kv_transfer_config=None)), 3)  # type: ignore[arg-type]
     request = EngineRequest("r", tokens([1]), {}, media=pickle.dumps(Slow()))
 
@@ -39,7 +42,10 @@ async def test_a_pause_while_images_are_decoded_cuts_the_request_before_it_is_se
 
     asked = asyncio.create_task(ask())
     assert await asyncio.to_thread(BEGUN.wait, 30)
-    source.paused = PauseMode.ABORT
+    if by_pause:
+        source.paused = PauseMode.ABORT
+    else:
+        await source.abort("r")
     MAY_END.set()
     (chunk,) = await asked
     assert (chunk.finish_reason, chunk.version, len(chunk.ids)) == (Finish.CUT, 3, 0)
