@@ -220,7 +220,7 @@ async def test_a_request_sets_how_many_tokens_a_chunk_has(requested: dict[str, i
             return collector
 
     source = AsyncLLMSource(Filling(), 0)  # type: ignore[arg-type]
-    collector = await source._send(EngineRequest("one", tokens([1, 2]), {"max_tokens": 8, **requested}))
+    collector = await source._send(EngineRequest("one", tokens([1, 2]), {"max_tokens": 8, **requested}), media={})
     assert processor.request_states[collector.request_id].stream_interval == kept
 
 
