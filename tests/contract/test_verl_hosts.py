@@ -26,6 +26,8 @@ OVERRIDDEN = {
     BASE + "__init__": "(self, config: omegaconf.dictconfig.DictConfig)",
     BASE + "_build_replay_buffer": "(self) -> verl.trainer.ppo.v1.replay_buffer.ReplayBuffer",
     BASE + "_init_dataloader": "(self)",
+    BASE + "_balance_batch": "(self, batch: transfer_queue.metadata.KVBatchMeta, metrics,"
+    " logging_prefix='global_seqlen', keep_minibatch=False)",
     BASE + "_init_resource_pool_mgr": "(self)",
     BASE + "_setup": "(self)",
     BASE + "get_llm_client": "(self) -> verl.workers.rollout.llm_server.LLMServerClient",

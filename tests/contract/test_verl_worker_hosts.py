@@ -81,6 +81,13 @@ CALLED = {
     LM_HEAD + "_lm_head_logits_processor": "self logits label temperature * calculate_sum_pi_squared calculate_entropy"
     " distillation_use_topk distillation_only logits_processor_func batch data_format",  # wrapped, and called
     LM_HEAD + "forward_step": "self batch_iter model logits_processor_func postprocess_micro_batch_func",  # replaced
+    MEGATRON + "forward_backward_batch": "self data loss_function forward_only",  # wrapped
+    "verl.workers.engine.megatron.transformer_impl:MegatronEngineWithValueHead.forward_step": "self batch_iter model"
+    " logits_processor_func postprocess_micro_batch_func",  # replaced
+    "verl.workers.engine.megatron.transformer_impl:prepare_micro_batches": "data dp_group num_batches_divided_by"
+    " same_micro_num_in_dp min_num_micro_batch use_dynamic_bsz_balance",  # replaced, and called
+    "megatron.core.tensor_parallel:gather_from_sequence_parallel_region": "input_ tensor_parallel_output_grad group"
+    " output_split_sizes use_global_buffer",
     LM_HEAD + "postprocess_micro_batch_func": "self output data forward_only loss_function local_cp_size",
     "verl.utils.megatron.tensor_parallel:vocab_parallel_entropy": "vocab_parallel_logits",
     "verl.utils.debug.metrics:calculate_debug_metrics": "data",

@@ -25,6 +25,7 @@ from seamless_verl.config.checks import (
     keys,
     model,
     modes,
+    resuming,
     samplers,
     unused,
 )
@@ -69,7 +70,7 @@ CHECKS: tuple[Check, ...] = (
     *(experts.check_expert_weights, experts.check_expert_export),
     *(model.check_context_parallel, files.check_data, agent_names.check_agent_names),
     *(agent_names.check_own_loops_run, agent_names.check_fields, batches.check_lengths),
-    *(batches.check_max_sequence, files.check_reward_function, files.check_resume),
+    *(batches.check_max_sequence, files.check_reward_function, resuming.check_resume),
     *(files.check_folder, files.check_steps, hosts.check_joined, devices.check_resources),
     *(
         devices.check_visible_devices,
@@ -100,7 +101,7 @@ OF_THIS_MACHINE: Mapping[Check, str] = {
     hosts.check_loggers: "the loggers' packages",
     gateway.check_port: "free ports",
     gateway.check_journal: "the journal's file",
-    files.check_resume: "the checkpoint to resume from",
+    resuming.check_resume: "the checkpoint to resume from",
     files.check_folder: "the checkpoint folder",
 }
 

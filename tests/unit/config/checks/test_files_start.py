@@ -11,7 +11,7 @@ from support.config import assert_refused, refused, tiny_plain, tiny_run, write_
 
 from seamless_verl.config import preflight
 from seamless_verl.config.checks import Settings
-from seamless_verl.config.checks.files import RESUME_ANOTHER, check_resume
+from seamless_verl.config.checks.resuming import RESUME_ANOTHER, check_resume
 from seamless_verl.runtime.checkpoint_marker import record_finite
 
 REWARD, ROLLOUT = "reward.custom_reward_function", "actor_rollout_ref.rollout"
