@@ -27,6 +27,7 @@ from vllm.lora.request import LoRARequest
 from vllm.platforms import current_platform
 from vllm.reasoning import ReasoningParserManager
 from vllm.third_party import pynvml
+from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 from seamless_verl.config.roles import engine_option
 from seamless_verl.errors import ConfigError, EngineStartError
@@ -66,6 +67,18 @@ def collapsed_by(processor: Any) -> Callable[[list[int]], list[int]]:
     return partial(qwen2_5_vl_dedup_image_tokens, processor=processor) if takes_recorded_prompts(processor) else list
 
 
+class EngineArguments(FlexibleArgumentParser):  # type: ignore[misc]
+    """Parses vLLM's arguments; what it refuses is an error here, where argparse would end the process of the actor."""
+
+    def error(self, message: str) -> NoReturn:
+        """As argparse's, with an error to raise.
+
+        Raises:
+            EngineStartError: always.
+        """
+        raise EngineStartError(message, stream_names())
+
+
 class SeamlessServer(vLLMHttpServer):  # type: ignore[misc]
     """verl's server; the actor of node 0 has the engine and the TCP server."""
 
@@ -91,13 +104,14 @@ class SeamlessServer(vLLMHttpServer):  # type: ignore[misc]
         """As verl's; where the engine does not start, the error has what its processes wrote of it.
 
         Raises:
-            EngineStartError: vLLM refused its arguments, by which it would end this process, or a process of it ended.
+            EngineStartError: vLLM refused its arguments, or a process of it ended.
         """
         log = OwnLog()
         try:
-            await super().launch_server(*args, **kwargs)
-        except (Exception, SystemExit) as error:
-            is_outer = isinstance(error, SystemExit) or any(text in str(error) for text in OUTER_ERRORS)
+            with rebound(vllm_async_server, FlexibleArgumentParser=EngineArguments):
+                await super().launch_server(*args, **kwargs)
+        except Exception as error:
+            is_outer = any(text in str(error) for text in OUTER_ERRORS)
             cause = log.last_error(besides=OUTER_ERRORS) if is_outer else None
             if cause is None:
                 raise

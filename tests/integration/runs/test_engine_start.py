@@ -55,5 +55,5 @@ def test_what_vllm_wrote_is_on_the_last_screen(
     job = Job(tmp_path, nano, setting).start()
     assert job.process is not None and job.process.wait(240) == 1
     last = "\n".join(job.log().splitlines()[-LAST_SCREEN:])
-    assert "The run ended early: vLLM did not start: " in last and said in last
-    assert "actor_rollout_ref.rollout" in last
+    for text in ("The run ended early: vLLM did not start: ", said, "actor_rollout_ref.rollout"):
+        assert text in last, f"{text!r} is not in the last lines:\n{last}"

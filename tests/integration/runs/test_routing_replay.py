@@ -100,9 +100,11 @@ def test_without_the_engines_routes_it_trains_and_is_less_exact(moe: Path, tmp_p
     """R2 replays in the update what the computation of old logprobs chose, which is not the engine's choice."""
     off = {f"{MEGATRON}router_replay__mode": mode, "actor_rollout_ref__rollout__enable_rollout_routing_replay": False}
     run = job(tmp_path, moe, 1, Path(tempfile.mkdtemp(prefix="t")), **off, trainer__total_training_steps=3).finish()
+    exactness = [metrics[REPORTED[0]] for metrics in run.metrics().values()]
+    print(mode, exactness)  # noqa: T201
+    assert len(exactness) == 3 and min(exactness) > 0.99
+    assert min(exactness) < 0.9999, "few choices differ, and a step may have none of them, but not each of three steps"
     for metrics in run.metrics().values():
-        print(mode, metrics[REPORTED[0]])  # noqa: T201
-        assert 0.99 < metrics[REPORTED[0]] < 0.9999
         assert metrics["actor/grad_norm"] > 0 and "actor/routes_flipped" not in metrics
 
 
