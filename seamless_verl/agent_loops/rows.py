@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput
 
+from seamless_verl.agent_loops.row_keys import row_key
 from seamless_verl.data_plane.client import await_reply
 from seamless_verl.data_plane.finished_sessions import FinishedSession, HandedNote
 from seamless_verl.runtime.pictures import picture_of
@@ -160,14 +161,9 @@ def rows_of(outputs: Sequence[AgentLoopOutput], worker: Any, sample: Mapping[str
     `worker` is verl's: inputs depend on its model, and columns on whether its estimator `compares_turns`.
     """
     return [
-        Row(f"{sample['uid']}_{sample['session_id']}_{i}", *_columns_and_tag(output, worker, sample))
+        Row(row_key(sample["uid"], sample["session_id"], i), *_columns_and_tag(output, worker, sample))
         for i, output in enumerate(outputs)
     ]
-
-
-def prompt_of(key: str) -> str:
-    """The prompt's uid, of a row's key `{uid}_{session}_{row}` in TransferQueue."""
-    return key.rsplit("_", 2)[0]
 
 
 def with_old_logprobs(row: Row) -> Row:

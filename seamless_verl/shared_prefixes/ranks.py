@@ -12,6 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
 
+SAVED, TOKENS = "shared_saved", "shared_tokens"
+"""Counts of a micro-batch, as its engine reports them to verl: tokens that are not computed again, and all."""
+
 
 @dataclass(frozen=True)
 class RowLengths:

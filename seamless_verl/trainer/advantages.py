@@ -17,6 +17,7 @@ from verl.trainer.ppo.ray_trainer import compute_advantage
 from verl.trainer.ppo.v1 import trainer_base
 
 from seamless_verl import algorithms
+from seamless_verl.agent_loops.row_keys import parts_of
 from seamless_verl.agent_loops.rows import TURN_COLUMNS
 from seamless_verl.algorithms.estimate import NO_TURNS, Estimate, RowTurns, Turns, this_estimate
 from seamless_verl.platform.adaptation import rebound
@@ -68,7 +69,7 @@ class Advantages:
         metrics.update(estimate.metrics)
         if estimate.untrained:
             masked = mask_rows(batch, estimate.untrained)
-            for uid, session, _ in (key.rsplit("_", 2) for key in estimate.untrained):
+            for uid, session, _ in (parts_of(key) for key in estimate.untrained):
                 if self.details is not None:
                     self.details[uid]["pivot"] = session
             metrics["seamless/tokens/masked_as_pivot"] = masked
@@ -136,7 +137,7 @@ def in_brief(rows: Iterable[tuple[str, torch.Tensor, torch.Tensor]]) -> dict[str
     """Of rows `<uid>_<session>_<sequence>`: advantages float [R], mask [R]; a session without any is left out."""
     columns: dict[tuple[str, str], list[torch.Tensor]] = defaultdict(list)
     for key, advantages, mask in rows:
-        uid, session, _ = key.rsplit("_", 2)
+        uid, session, _ = parts_of(key)
         if len(trained := advantages[mask.bool()]):
             columns[uid, session].append(trained.double())
     found: dict[str, dict[str, list[float]]] = defaultdict(dict)

@@ -18,6 +18,7 @@ import torch
 from verl.utils import tensordict_utils as tu
 from verl.utils.device import get_device_name
 
+from seamless_verl.agent_loops.row_keys import parts_of
 from seamless_verl.errors import NotFiniteError
 
 KEYS, ROW = "seamless_keys", "seamless_row"
@@ -195,10 +196,10 @@ class FiniteUpdates(UpdateHooks):
         yield NOTHING, 0, "No sample is the cause"
 
     def _sample(self, row: int) -> str:
-        """The sample in words; a key is `{uid}_{session}_{row}`."""
+        """The sample in words."""
         if not self.keys:
             return f"row {row}"
-        uid, session, part = self.keys[row].rsplit("_", 2)
+        uid, session, part = parts_of(self.keys[row])
         return f"prompt {uid}, session {session}, row {part}"
 
 

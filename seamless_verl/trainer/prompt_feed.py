@@ -13,6 +13,7 @@ import transfer_queue as tq
 from verl.utils import tensordict_utils as tu
 
 from seamless_verl.agent_loops.assignments import UNENDED
+from seamless_verl.agent_loops.row_keys import prompt_of
 from seamless_verl.resources.ahead import AheadLevel, EngineUse, StalenessBound
 from seamless_verl.resources.lending.policy import Demand
 from seamless_verl.resources.tail_batching import Draw, TailBatching
@@ -173,7 +174,7 @@ class PromptFeed:
         running = {uid: tag for uid, tag in tags.items() if tag.get("is_prompt") and tag["status"] in UNENDED}
         now, submitted = self.run.step(), {uid: int(tag["global_steps"]) for uid, tag in running.items()}
         unfinished = {uid: now if self.bound.too_old(now, step) else step for uid, step in submitted.items()}
-        if rows := [key for key, tag in tags.items() if not tag.get("is_prompt") and key.split("_")[0] in unfinished]:
+        if rows := [key for key, tag in tags.items() if not tag.get("is_prompt") and prompt_of(key) in unfinished]:
             tq.kv_clear(keys=rows, partition_id=partition_id)  # of a group that had ended, but was not marked so
         for step, uids in by_step(unfinished):
             prompts = tq.kv_batch_get(keys=uids, partition_id=partition_id)

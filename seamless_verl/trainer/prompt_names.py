@@ -20,7 +20,7 @@ from verl.utils import tensordict_utils as tu
 
 from seamless_verl.agent_loops.assignments import TRAIN
 from seamless_verl.agent_loops.loops import task_of
-from seamless_verl.agent_loops.rows import prompt_of
+from seamless_verl.agent_loops.row_keys import prompt_of
 
 DEFERRED = "deferred"
 BEGUN_AGAIN = uuid.uuid5(uuid.NAMESPACE_OID, "deferred prompts that begin again")

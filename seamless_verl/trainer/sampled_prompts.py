@@ -19,7 +19,8 @@ from verl.utils import tensordict_utils as tu
 
 from seamless_verl.agent_loops.assignments import TRAIN, UNENDED
 from seamless_verl.agent_loops.manager import SeamlessAgentLoopManager
-from seamless_verl.agent_loops.rows import FIRST, PROMPT, SAMPLES, STORED, prompt_of
+from seamless_verl.agent_loops.row_keys import parts_of, prompt_of
+from seamless_verl.agent_loops.rows import FIRST, PROMPT, SAMPLES, STORED
 from seamless_verl.algorithms.samplers import EndedGroup, PromptSampling, make_sampler
 from seamless_verl.config.schema import SeamlessConfig
 from seamless_verl.errors import ConfigError
@@ -129,7 +130,7 @@ def sessions_of(items: Mapping[str, Mapping[str, Any]]) -> dict[str, set[int]]:
     """The numbers of the sessions that have rows in the queue, by their prompts' uids; -1 stands for a prompt's row."""
     found = defaultdict[str, set[int]](set)
     for key, tag in items.items():
-        uid, session, _ = (key, "-1", "") if tag.get("is_prompt", False) else key.rsplit("_", 2)
+        uid, session, _ = (key, "-1", "") if tag.get("is_prompt", False) else parts_of(key)
         found[uid].add(int(session))
     return found
 
@@ -173,7 +174,7 @@ def ended_groups(rows: Mapping[str, Mapping[str, Any]], uids: Iterable[str]) -> 
         return []
     rewards, prompts = defaultdict[str, dict[int, float]](dict), dict[str, str]()
     for key, tag in rows.items():
-        uid, session, _ = key.rsplit("_", 2)
+        uid, session, _ = parts_of(key)
         if uid in wanted and tag.get("prompt"):
             rewards[uid][int(session)] = float(tag["reward"])
             prompts[uid] = tag["prompt"]

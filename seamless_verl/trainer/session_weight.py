@@ -26,6 +26,7 @@ from verl.trainer.ppo.core_algos import AdvantageEstimator
 from verl.trainer.ppo.ray_trainer import compute_advantage
 from verl.trainer.ppo.v1.utils import compute_advantage_for_multi_trajectories
 
+from seamless_verl.agent_loops.row_keys import parts_of, session_of
 from seamless_verl.trainer.losses import WEIGHT
 
 BY_OUTCOME = frozenset(
@@ -40,11 +41,6 @@ BY_OUTCOME = frozenset(
     }
 )
 """Estimators that give all trained tokens of a row one number, which depends on the rewards of the group alone."""
-
-
-def session_of(key: str) -> str:
-    """The session of a row, of its key `{uid}_{session}_{row}` in TransferQueue."""
-    return key.rpartition("_")[0]
 
 
 def row_weights(keys: Sequence[str], trained: Sequence[int]) -> list[float]:
@@ -100,7 +96,7 @@ def outcome_rows(keys: Sequence[str], mask: torch.Tensor, sessions: Sequence[Seq
 
     `mask` is that of the responses, [rows, response].
     """
-    return [max(rows, key=lambda i: (bool(mask[i].any()), int(keys[i].rpartition("_")[2]))) for rows in sessions]
+    return [max(rows, key=lambda i: (bool(mask[i].any()), int(parts_of(keys[i])[2]))) for rows in sessions]
 
 
 def put_advantages(data: Any, sessions: Sequence[Sequence[int]], outcome: Any) -> Any:

@@ -6,25 +6,29 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from seamless_verl.agent_loops.rows import prompt_of
-from seamless_verl.shared_prefixes.ranks import RowLengths, computed_tokens, keep_together
+from seamless_verl.agent_loops.row_keys import prompt_of
+from seamless_verl.shared_prefixes.ranks import SAVED, TOKENS, RowLengths, computed_tokens, keep_together
 
 logger = logging.getLogger(__name__)
 SETTING = "seamless.shared_prefixes=auto"
+TOKENS_SAVED = "seamless/shared/tokens_saved"
+ACTOR, REFERENCE, CRITIC = "actor", "reference", "critic"  # the models whose engines may share
 
 
 class SharedPrefixes:
-    """Owned state: whether the actor's workers share, as they say before and after their first pass."""
+    """Owned state: whether the actor shares, as its workers say before and after their first pass."""
 
     def __init__(self, groups: Mapping[str, Any]) -> None:
         """Asks the worker groups, the actor's first, and says what is not proven of those that do not share."""
-        able = {id(group): (name, group) for name, group in groups.items() if hasattr(group, "share_prefixes")}
+        able = {id(group): group for group in groups.values() if hasattr(group, "share_prefixes")}
         self.batches, self.actor, self.active = 0, next(iter(groups.values())), False
-        for name, group in able.values():
-            if against := next((one for one in group.share_prefixes() if one), None):
-                logger.info("%s: %s computes each sequence alone: not proven with %s", SETTING, name, against)
-            elif group is self.actor:
-                self.active = True
+        for group in able.values():
+            found = group.share_prefixes()  # of each rank
+            against = {name: next(filter(None, (of_rank[name] for of_rank in found)), None) for name in found[0]}
+            for name in filter(against.get, against):
+                logger.info("%s: %s computes each sequence alone: not proven with %s", SETTING, name, against[name])
+            if group is self.actor:
+                self.active = against[ACTOR] is None
 
     def arrange(self, batch: Any, ranks: int, steps: int) -> None:
         """Reorders a batch that verl has balanced: the samples of a prompt go to one rank where that is less work."""
@@ -50,6 +54,15 @@ class SharedPrefixes:
         )
 
 
+def share_of_update(metrics: dict[str, Any], model: str) -> dict[str, Any]:
+    """An update's metrics as verl reduced them, with the share of its tokens that was saved in the place of counts.
+
+    verl's means of both counts are over the same micro-batches of all ranks, so that each weighs as many as its tokens.
+    """
+    saved, tokens = (metrics.pop(f"{model}/{name}", 0) for name in (SAVED, TOKENS))
+    return metrics | ({f"{model}/{TOKENS_SAVED}": saved / tokens} if tokens else {})
+
+
 def row_lengths(key: str, tag: dict[str, Any]) -> RowLengths:
-    """Of a row of TransferQueue, whose key is `{uid}_{session}_{row}`."""
+    """Of a row of TransferQueue, by its key and its tag."""
     return RowLengths(prompt_of(key), int(tag["prompt_len"]), int(tag["seq_len"]))

@@ -63,6 +63,7 @@ from seamless_verl.trainer.replay_buffer import SeamlessReplayBuffer
 from seamless_verl.trainer.servers import SeamlessServers
 from seamless_verl.trainer.session_weight import mini_batches_of, optimizer_steps, rows_multiple
 from seamless_verl.trainer.setup import Placement, RunSetup, ServerLaunch, choose_seed, describe, make_feed
+from seamless_verl.trainer.shared_prefixes import ACTOR, CRITIC, share_of_update
 from seamless_verl.trainer.step_log import REWARD, ValidationCurve, logging_of
 from seamless_verl.trainer.token_mask import agreement, mask_stale, own_keys, rows_at, trained_columns
 from seamless_verl.trainer.workers import SeamlessActorWorker, SeamlessCriticWorker, SeamlessWorkerGroup
@@ -369,8 +370,11 @@ class SeamlessTrainer(PPOTrainer):  # type: ignore[misc]
         return self.advantages.compute(batch, metrics, super()._compute_advantage)
 
     def _update_critic(self, batch: Any, metrics: dict[str, Any]) -> Any:
+        of_critic: dict[str, Any] = {}
         with self.lending.training("train_mini_batch"), self._update(batch, "critic_wg", "train_mini_batch"):
-            return super()._update_critic(batch, metrics)
+            batch = super()._update_critic(batch, of_critic)
+        metrics.update(share_of_update(of_critic, CRITIC))
+        return batch
 
     def _update_actor(self, batch: Any, metrics: dict[str, Any]) -> Any:
         batch.extra_info[UPDATE] = update_numbers(
@@ -383,7 +387,7 @@ class SeamlessTrainer(PPOTrainer):  # type: ignore[misc]
         of_actor: dict[str, Any] = {}
         with self._update(batch, "actor_rollout_wg", "update_actor"):
             batch = super()._update_actor(batch, of_actor)
-        metrics.update(of_update(of_actor))
+        metrics.update(of_update(share_of_update(of_actor, ACTOR)))
         return batch
 
     def _update(self, batch: Any, group: str, method: str) -> AbstractContextManager[None]:

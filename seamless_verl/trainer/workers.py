@@ -29,6 +29,7 @@ from seamless_verl.trainer.losses import CorrectedUpdates, weighs_sessions
 from seamless_verl.trainer.pools import TagWorkers
 from seamless_verl.trainer.positions import nest_positions_along_tokens
 from seamless_verl.trainer.prefetch import FetchesAhead
+from seamless_verl.trainer.shared_prefixes import ACTOR, CRITIC, REFERENCE
 from seamless_verl.weights.background import (
     BackgroundStaging,
     StagingBegun,
@@ -80,17 +81,15 @@ class SeamlessActorWorker(FetchesAhead, RotatesCheckpoints, DetachActorWorker):
         return self.actor.engine
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
-    def share_prefixes(self) -> str | None:
-        """Compute what sequences share once from now on, in actor and reference; or what an engine has against it."""
-        return share_from_now_on(self._engines())
+    def share_prefixes(self) -> dict[str, str | None]:
+        """Has actor and reference compute what sequences share once from now on; what each has against it."""
+        models = {ACTOR: getattr(self, "actor", None), REFERENCE: getattr(self, "ref", None)}
+        return {name: share_from_now_on(model.engine) for name, model in models.items() if model is not None}
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def shares_prefixes(self) -> bool:
-        """Whether the engines do."""
-        return share_still(self._engines())
-
-    def _engines(self) -> list[Any]:
-        return [one.engine for one in (getattr(self, "actor", None), getattr(self, "ref", None)) if one is not None]
+        """Whether the actor does, also after its engine has compared a first pass both ways."""
+        return bool(getattr(self.actor.engine, "sharing", False))
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def restore_model_from_cpu(self, n: Any) -> None:
@@ -202,9 +201,9 @@ class SeamlessCriticWorker(RotatesCheckpoints, TrainingWorker):
         super().set_loss_fn(weighs_sessions(loss_fn))
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
-    def share_prefixes(self) -> str | None:
-        """As the actor's: compute what sequences share once from now on, or what the engine has against it."""
-        return share_from_now_on([self.engine])
+    def share_prefixes(self) -> dict[str, str | None]:
+        """As the actor's worker."""
+        return {CRITIC: share_from_now_on(self.engine)}
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def take_activity(self) -> NodeActivity:
@@ -212,15 +211,10 @@ class SeamlessCriticWorker(RotatesCheckpoints, TrainingWorker):
         return NodeActivity(self.activity.take(), node_id())
 
 
-def share_still(engines: Sequence[Any]) -> bool:
-    """Whether each engine does, also after it has compared a first pass both ways."""
-    return all(getattr(engine, "sharing", False) for engine in engines)
-
-
-def share_from_now_on(engines: Sequence[Any]) -> str | None:
-    """Has each engine compute what sequences share once; the first thing that one of them has against it."""
-    found = [getattr(engine, "share_prefixes", lambda: "Transformer Engine's layers")() for engine in engines]
-    return next((one for one in found if one is not None), None)
+def share_from_now_on(engine: Any) -> str | None:
+    """Has an engine compute what sequences share once, or returns what it has against it."""
+    share = getattr(engine, "share_prefixes", None)
+    return "Transformer Engine's layers" if share is None else share()
 
 
 class SeamlessWorkerGroup(TagWorkers, RayWorkerGroup):

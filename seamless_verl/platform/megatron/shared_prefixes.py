@@ -26,10 +26,10 @@ from seamless_verl.platform.megatron.layers import SDPAttention
 from seamless_verl.platform.megatron.micro_batches import packed_micro_batches
 from seamless_verl.shared_prefixes.forward import edge_logits, on_device, row_values, unpack_edges, unpack_rows
 from seamless_verl.shared_prefixes.layout import Forest, build_forest
+from seamless_verl.shared_prefixes.ranks import SAVED, TOKENS
 
 LEAST_SAVED = 0.05
 """Share of a micro-batch's tokens from which a forest is computed in place of them."""
-TOKENS_SAVED = "seamless/shared/tokens_saved"
 
 
 class SharesPrefixes:
@@ -77,7 +77,8 @@ class SharesPrefixes:
         forest = shareable(batch)
         finish = postprocess_micro_batch_func
         if torch.is_grad_enabled():
-            finish = partial(with_share, finish, share_saved(forest))
+            counts = {SAVED: forest.saved if forest else 0, TOKENS: sum(map(len, batch["input_ids"].unbind()))}
+            finish = partial(with_counts, finish, counts)
         if forest is None:
             return step(iter([batch]), model, logits_processor_func, finish)
         batch = batch.to(get_device_id())
@@ -132,9 +133,9 @@ def computes_each(batch: Any) -> bool:
     return distills or ask(key="pad_mode", default=DatasetPadMode.NO_PADDING) != DatasetPadMode.NO_PADDING
 
 
-def share_saved(forest: Forest | None) -> float:
+def share_saved(forest: Forest) -> float:
     """Of the tokens of a micro-batch, the share that is not computed again."""
-    return forest.saved / (forest.saved + len(forest.tokens)) if forest is not None and forest.saved else 0.0
+    return forest.saved / (forest.saved + len(forest.tokens)) if forest.saved else 0.0
 
 
 def temperatures(batch: Any) -> list[float]:
@@ -143,10 +144,10 @@ def temperatures(batch: Any) -> list[float]:
     return given.flatten().tolist() if isinstance(given, Tensor) else [float(given)]
 
 
-def with_share(postprocess: Callable[..., Any], share: float, output: Any, **more: Any) -> Any:
-    """What `postprocess` returns, with the share that was saved among the metrics that are its last element."""
+def with_counts(postprocess: Callable[..., Any], counts: dict[str, int], output: Any, **more: Any) -> Any:
+    """What `postprocess` returns, with the counts of tokens among the metrics that are its last element."""
     result = postprocess(output, **more)
-    result[-1]["metrics"][TOKENS_SAVED] = share
+    result[-1]["metrics"] |= counts
     return result
 
 

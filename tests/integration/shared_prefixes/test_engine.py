@@ -13,6 +13,8 @@ import pytest
 import torch
 from support.paths import child_environment
 
+from seamless_verl.shared_prefixes.ranks import SAVED, TOKENS
+
 pytestmark = pytest.mark.integration
 GROUPS = {"prompts": [24, 3, 40, 16], "samples": 4, "answer": 9, "ids": 256, "tokens": 4096, "updates": 2}
 
@@ -65,9 +67,9 @@ def test_two_updates_and_all_outputs_are_those_of_each_sequence_alone(nano: Path
     tokens = sum(4 * (prompt + 9) for prompt in GROUPS["prompts"])
     for one, other in zip(found["alone"]["updates"], found["shared"]["updates"], strict=True):
         assert one["gradient"] > 0
-        (share,) = other["metrics"]["seamless/shared/tokens_saved"]
-        assert share == pytest.approx(3 * sum(GROUPS["prompts"]) / tokens, abs=0.01)
-        assert "seamless/shared/tokens_saved" not in one["metrics"]
+        assert other["metrics"][TOKENS] == [tokens]
+        assert other["metrics"][SAVED] == [pytest.approx(3 * sum(GROUPS["prompts"]), abs=0.01 * tokens)]
+        assert SAVED not in one["metrics"]
 
 
 @pytest.mark.parametrize("layout", [{}, {"tp": 2}, {"pp": 2}], ids=["alone", "sequence_parallel", "pipeline"])
@@ -91,8 +93,8 @@ def test_micro_batches_keep_groups_whole_and_count_what_they_compute(nano: Path,
     found = engines(tmp_path, nano / "model", tokens=100, shuffled=True)
     assert_equal(found["alone"], found["shared"])
     for other in found["shared"]["updates"]:
-        whole = [3 * (24 + 3) / (4 * (33 + 12)), 3 * 40 / (4 * 49), 3 * 16 / (4 * 25)]
-        assert sorted(other["metrics"]["seamless/shared/tokens_saved"]) == pytest.approx(sorted(whole), abs=1e-3)
+        assert sorted(other["metrics"][SAVED]) == sorted([3 * (24 + 3), 3 * 40, 3 * 16])
+        assert sorted(other["metrics"][TOKENS]) == sorted([4 * (33 + 12), 4 * 49, 4 * 25])
 
 
 @pytest.mark.parametrize(
@@ -111,13 +113,15 @@ def test_ranks_compute_what_they_compute_of_each_sequence_alone(
     trained = [rank["shared"]["updates"] for rank in found if "metrics" in rank["shared"]["updates"][0]]
     assert trained
     for updates in trained:
-        assert any(share > 0.3 for share in updates[0]["metrics"]["seamless/shared/tokens_saved"])
+        saved, tokens = (updates[0]["metrics"][name] for name in (SAVED, TOKENS))
+        assert any(some > 0.3 * of for some, of in zip(saved, tokens, strict=True))
 
 
 def test_micro_batches_in_which_nothing_is_shared_are_verls_own(nano: Path, tmp_path: Path) -> None:
     found = engines(tmp_path, nano / "model", samples=1, updates=1)
     one, other = (found[name]["updates"][0] for name in ("alone", "shared"))
-    assert other["metrics"]["seamless/shared/tokens_saved"] == [0.0]
+    assert other["metrics"][SAVED] == [0]
+    assert other["metrics"][TOKENS] == [sum(prompt + 9 for prompt in GROUPS["prompts"])]
     assert all(torch.equal(weight, other["weights"][name]) for name, weight in one["weights"].items())
 
 
@@ -136,7 +140,7 @@ def test_what_is_not_proven_is_named_and_computed_as_ever(
 ) -> None:
     found = engines(tmp_path, nano / "model", updates=1, **more)
     assert found["shared"]["obstacle"] == named
-    assert "seamless/shared/tokens_saved" not in found["shared"]["updates"][0]["metrics"]
+    assert SAVED not in found["shared"]["updates"][0]["metrics"]
 
 
 def distance(one: dict[str, Any], other: dict[str, Any]) -> float:
