@@ -45,6 +45,7 @@ def add_command(commands: Commands) -> None:
         plan.add_argument("--turns", type=int, default=1, help="calls of a session"),
         plan.add_argument("--tool-s", type=float, default=0.0, help="mean seconds of a tool between two calls"),
         plan.add_argument("--tool-tokens", type=int, default=0, help="of a tool's result"),
+        plan.add_argument("--prompt-tokens", type=int, metavar="TOKENS", help="of a prompt; half of the longest"),
         plan.add_argument("--steps", type=int, default=12, help="of each simulated run"),
         plan.add_argument("--top", type=int, default=5, help="plans to print"),
     ]
@@ -58,7 +59,7 @@ def show_plan(args: argparse.Namespace) -> None:
     from seamless_verl.config import SeamlessConfig
     from seamless_verl.config.adopting import adopt
     from seamless_verl.config.checks import Settings, preflight_of_plan
-    from seamless_verl.config.planning import choose_handover, export_line, plan_of, routes_line
+    from seamless_verl.config.planning import choose_handover, export_line, plan_of, routes_line, shared_prefixes_line
     from seamless_verl.platform.detect import on_cpu
 
     config = compose_config(args.config_dir, args.config_name, args.overrides, args.platform)
@@ -75,7 +76,7 @@ def show_plan(args: argparse.Namespace) -> None:
         sys.stderr.write(f"warning: {warning}\n")
     chosen = str(choose_handover(unmade)) if settings.mode == "seamless" else ""
     lines = [
-        *plan_lines(plan, chosen, export_line(unmade), routes_line(unmade)),
+        *plan_lines(plan, [export_line(unmade), routes_line(unmade), shared_prefixes_line(unmade), chosen]),
         *([] if correction is None else [correction]),
     ]
     write(plan_to_json(plan) if args.json else "\n".join(lines))
@@ -127,11 +128,10 @@ def default_platform(name: str) -> Iterator[None]:
             os.environ[PLATFORM_VARIABLE] = before
 
 
-def plan_lines(plan: Plan, handover: str = "", export: str = "", routes: str = "") -> Iterator[str]:
+def plan_lines(plan: Plan, facts: Sequence[str] = ()) -> Iterator[str]:
     """Lines for a terminal: the layout, a row per machine, and the resulting values of verl's fields.
 
-    `handover`: how devices change hands, and why. `export`: how weights leave the trainer. `routes`: what
-    those of a mixture take.
+    `facts` are lines of the run, such as how weights leave the trainer; empty ones are left out.
     """
     trainer = plan.trainer
     machines = len({device.node for device in plan.devices})
@@ -152,7 +152,7 @@ def plan_lines(plan: Plan, handover: str = "", export: str = "", routes: str = "
             yield f"host memory: up to {gigabytes(most.size)}{of} a machine ({sizes(most.parts)})"
     else:
         yield "memory: not estimated; that takes actor_rollout_ref.model.path here, all of it trained by Megatron"
-    yield from filter(None, (export, routes, handover))
+    yield from filter(None, facts)
     yield ""
     yield text_table(HEADER, [_machine_row(plan, node) for node in range(machines)])
     yield ""

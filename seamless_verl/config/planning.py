@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, replace
 
-from seamless_verl.config.model import MODEL, WITHOUT_TE, model_config, text_config
+from seamless_verl.config.model import MODEL, OUR_ENGINES, WITHOUT_TE, model_config, text_config
 from seamless_verl.config.roles import (
     ENGINE_KWARGS,
     MEGATRON,
@@ -151,6 +151,39 @@ def routes_line(settings: Settings) -> str:
     sessions = settings.integer("data.train_batch_size") * settings.integer(f"{ENGINE}.n", 1)
     step = gigabytes(sessions * _longest(settings) * row)
     return f"routes: {row:,} bytes a token in journal and rows, up to {step} for a step's {sessions:,} sessions"
+
+
+def shared_prefixes_line(settings: Settings) -> str:
+    """Whether updates compute the prompt of a group's sequences once, as far as settings say; nothing of verl's own
+    modes, and of groups of one."""
+    samples = settings.integer(f"{ENGINE}.n", 1)
+    if settings.mode != "seamless" or samples == 1:
+        return ""
+    if (against := shared_prefixes_obstacle(settings)) is not None:
+        return f"updates: each sequence is computed alone ({against})"
+    return f"updates: the prompt of a group's {samples} sequences is computed once (seamless.shared_prefixes=auto)"
+
+
+def shared_prefixes_obstacle(settings: Settings) -> str | None:
+    """What has each sequence computed alone; None where the workers may find nothing either.
+
+    `platform/megatron/shared_prefixes.py` decides it there, of the model that is built.
+    """
+    config = model_config(settings, MODEL) or {}
+    text, megatron = text_config(config), uses_megatron(settings)
+    against = {
+        "seamless.shared_prefixes=never": settings.seamless.shared_prefixes == "never",
+        "an engine other than Megatron's": not megatron,
+        "Transformer Engine's layers": megatron and settings.get(f"{MODEL}.external_lib") not in OUR_ENGINES,
+        "context parallelism": _sizes(settings).context > 1,
+        "experts": any(text.get(name) for name in EXPERT_COUNTS),
+        "adapters": trains_adapter(settings),
+        "a model of images": "vision_config" in config,
+        "multi-token prediction": settings.flag(f"{MODEL}.mtp.enable"),
+        "padded batches": not settings.flag(f"{MEGATRON}.use_remove_padding", True),
+        "fused kernels for the loss": settings.flag(f"{MODEL}.use_fused_kernels"),
+    }
+    return next((name for name, found in against.items() if found), None)
 
 
 ONE_BYTE = 256  # experts whose ids are one byte each (trajectory/routes.py)

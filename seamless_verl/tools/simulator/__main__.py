@@ -57,6 +57,7 @@ def make_parser() -> argparse.ArgumentParser:
     add("--machine", default="devices", help=f"one of {', '.join(MACHINES)}")
     add("--switch-s", type=float, help="seconds of a switch, each way")
     add("--tail-batching", type=float, metavar="SHARE", help="of extra prompts of a step")
+    add("--shares-prompts", action="store_true", default=None, help="training computes a group's prompt once")
     add("--host-s", type=float, help="seconds of the host's work on a mini-batch")
     for flag, (field, text) in FLAGS.items():
         add(flag, dest=field, action="store_true", default=None, help=text)
@@ -86,6 +87,7 @@ def _simulate_all(args: argparse.Namespace) -> str:
 def scenarios(args: argparse.Namespace) -> dict[str, Scenario]:
     """The scenarios by the name of their line. Raises ConfigError for a name or number that cannot be."""
     times = {"switch_to_rollout_s": args.switch_s, "switch_to_train_s": args.switch_s, "host_s": args.host_s}
+    times |= {"shares_prompts": args.shares_prompts}
     one = Scenario(
         replace(named(WORKLOADS, args.workload, "workload"), pass_rates=tuple(args.pass_rates)),
         tuple(device for text in args.devices for device in _devices(text)),

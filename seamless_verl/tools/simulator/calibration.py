@@ -3,8 +3,9 @@
 A run leaves the metrics of its steps, and the rates that its lending policy saw (`lending.jsonl`). `metrics.jsonl` has
 a line a step, {"step", "time", "metrics"}; verl's file logger writes {"step", "data"} instead.
 
-- Training: least squares of the ledger's device-seconds of training, by tokens and sequences. Where the steps' tokens
-  are too much alike to tell the two apart, all is ascribed to tokens.
+- Training: least squares of the ledger's device-seconds of training, by tokens and sequences; tokens that shared
+  prefixes saved do not count. Where the steps' tokens are too much alike to tell the two apart, all is ascribed to
+  tokens.
 - Engines: the seconds of a decoding step are a straight line in the calls that run, by least squares, of what the
   lending policy saw. Without that there is one point: all generated tokens over the ledger's device-seconds of
   generation, at the calls that a step has for each device.
@@ -37,6 +38,7 @@ from seamless_verl.tools.simulator.scenario import SimulatedWorkload
 RECORDING = "lending.jsonl"
 Recorded: TypeAlias = tuple[LendingView, Decision]
 DEVICE = "seamless/device/"
+SAVED = "seamless/shared/tokens_saved"
 
 
 @dataclass(frozen=True)
@@ -182,7 +184,10 @@ def fit(run: RunMetrics, points: Sequence[tuple[float, float]], *, samples: int 
     cannot be.
     """
     tokens, rows = run.values("perf/total_num_tokens"), _rows(run)
-    training, train_residual = fit_training(tokens, rows, run.values("seamless/device/train_s"))
+    shares = run.has(SAVED)
+    saved = run.values(SAVED) if shares else [0.0] * len(tokens)
+    computed = [total * (1 - share) for total, share in zip(tokens, saved, strict=True)]
+    training, train_residual = fit_training(computed, rows, run.values("seamless/device/train_s"))
     generates = sum(1 for device in run.devices if any(run.values(f"seamless/device/{device}/rollout_share")))
     seats = max(1, round(median(rows) / max(1, generates)))
     seen = len(points) >= LEAST_POINTS
@@ -205,6 +210,7 @@ def fit(run: RunMetrics, points: Sequence[tuple[float, float]], *, samples: int 
         rates=rates,
         train_token_s=training[0],
         train_row_s=training[1],
+        shares_prompts=shares,
         **{name: median(values) for name, values in times.items()},
     )
     steps = run.values("timing_s/step")

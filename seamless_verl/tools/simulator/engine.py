@@ -103,6 +103,11 @@ class SimulatedGroup:
         """Generated tokens, prompts and tools' results of all its samples."""
         return self.tokens + sum(sample.read_tokens for sample in self.samples)
 
+    @property
+    def repeated_tokens(self) -> int:
+        """Of the trained tokens, the prompts of all samples but one."""
+        return self.prompt_tokens * (len(self.samples) - 1)
+
 
 @dataclass
 class SimulatedEngine:

@@ -39,6 +39,7 @@ class MachineProfile:
     train_token_s: float = 2.9 / 8044  # device-seconds, prompts included
     train_row_s: float = 0.0  # device-seconds of a sequence
     train_sync_s: float = 0.0  # of every step where several devices train together
+    shares_prompts: bool = False  # training computes a group's prompt once, as with seamless.shared_prefixes=auto
     switch_to_rollout_s: float = 0.01
     switch_to_train_s: float = 0.01
     sync_s: float = 0.1  # a weight update: no device works; where it is rolling, only the trainer waits
@@ -57,9 +58,13 @@ class MachineProfile:
         """Whether the host's work is done on the devices' cores."""
         return self.host_token_s > 0 or self.host_sample_s > 0
 
-    def train_s(self, tokens: int, rows: int) -> float:
-        """Device-seconds of training that many tokens in that many sequences, without what a mini-batch takes."""
-        return tokens * self.train_token_s + rows * self.train_row_s
+    def train_s(self, tokens: int, rows: int, repeated: int) -> float:
+        """Device-seconds of training that many tokens in that many sequences, without what a mini-batch takes.
+
+        `repeated` of the tokens are prompts that another sequence of their group has too.
+        """
+        computed = tokens - repeated if self.shares_prompts else tokens
+        return computed * self.train_token_s + rows * self.train_row_s
 
     def rate(self, calls: int) -> float:
         """Tokens/s of one engine, from the seconds per decoding step, interpolated linearly."""

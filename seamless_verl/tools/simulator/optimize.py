@@ -113,7 +113,7 @@ def bound_s(candidate: PlanCandidate, workload: SimulatedWorkload, tokens: float
         machine.decode_s(running) + machine.context_token_s * max(0.0, length / 2 - machine.rates_context) * running
     )
     generation = tokens * decode_s / running
-    training = machine.train_s(round(tokens + read), calls)
+    training = machine.train_s(round(tokens + read), calls, workload.repeated_tokens)
     parts = [(generation + training) / (candidate.training + candidate.generating), training / candidate.training]
     if not candidate.shared:
         parts.append(generation / candidate.generating)
@@ -137,7 +137,7 @@ class Search:
         self, candidates: Sequence[PlanCandidate], *, progress: Callable[[str], None] = lambda _: None
     ) -> list[Prediction]:
         """Predictions, the best first."""
-        tokens, read = self._step_tokens()
+        tokens, read = self.step_tokens()
         ranked = sorted(candidates, key=lambda c: bound_s(c, self.workload, tokens, read))[:SIMULATED]
         first = self.stalenesses[min(1, len(self.stalenesses) - 1)]
         found: dict[tuple[int, ...], Prediction] = {}
@@ -175,7 +175,7 @@ class Search:
         )  # fmt: skip
         return Prediction(candidate, simulate(run))
 
-    def _step_tokens(self) -> tuple[float, float]:
+    def step_tokens(self) -> tuple[float, float]:
         """Generated and other tokens of a step, on the mean of some steps."""
         groups = range(max(1, -(-1000 // self.workload.samples)))
         samples = [turns for number in groups for turns in self.workload.group(SEED, number)]

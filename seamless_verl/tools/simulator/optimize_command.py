@@ -16,7 +16,13 @@ from dataclasses import replace
 from seamless_verl.cli.output import text_table
 from seamless_verl.config.checks.batches import MINI
 from seamless_verl.config.checks.batches import TRAIN as TRAIN_BATCH
-from seamless_verl.config.planning import memory_facts_with, resources_of, roles_of
+from seamless_verl.config.planning import (
+    memory_facts_with,
+    resources_of,
+    roles_of,
+    shared_prefixes_line,
+    shared_prefixes_obstacle,
+)
 from seamless_verl.config.roles import ROLLOUT_KEY as ENGINE
 from seamless_verl.config.roles import pool_backend
 from seamless_verl.config.schema import Handover, KvOnUpdate
@@ -60,9 +66,13 @@ CONFIG_NAME = re.compile(r"--config-name[= ]([\w.-]+)")
 MODEL_PATH = "actor_rollout_ref.model.path"
 JOB = "with the recipe, the config file or the settings of your run for JOB"
 HEADER = ("", "LAYOUT", "DEVICES", "REPLICA", "TRAINER", "UPDATES", "STALE", "TOK/S", "IDLE", "MEMORY", "WHY NOT FIRST")
-LEAST = {"median": 1, "sigma": 0, "turns": 1, "tool_s": 0, "tool_tokens": 0, "steps": 4, "top": 1}
-OF_LENGTHS = ("median", "sigma", "turns", "tool_s", "tool_tokens")
+LEAST = {"median": 1, "sigma": 0, "turns": 1, "tool_s": 0, "tool_tokens": 0, "prompt_tokens": 1, "steps": 4, "top": 1}
+OF_LENGTHS = ("median", "sigma", "turns", "tool_s", "tool_tokens", "prompt_tokens")
 """Arguments that say what to assume of a run that was not measured."""
+OF_CALIBRATION = {
+    True: "updates: the prompt of a group's sequences is computed once, as in the calibrated run",
+    False: "updates: each sequence is computed alone, as in the calibrated run",
+}
 
 
 def optimize(args: argparse.Namespace, settings: Settings) -> str:
@@ -74,10 +84,12 @@ def optimize(args: argparse.Namespace, settings: Settings) -> str:
         refuse(contradicting(args, settings, found.workload))
         unit = Unit(1, found.machine, found.seats)  # one of the run's devices
         workload, candidates = found.workload, list(layouts(machines.size, unit, _step(machines, 1)))
+        updates = OF_CALIBRATION[found.machine.shares_prompts]
     else:
         workload = workload_of(args, settings)
         device = named(ACCELERATORS, args.device, "--device", "no figures of it are here")
         candidates = published(device, settings, machines, workload)
+        updates = shared_prefixes_line(settings)
     bound = settings.seamless.staleness_bound
     search = Search(
         workload,
@@ -89,7 +101,14 @@ def optimize(args: argparse.Namespace, settings: Settings) -> str:
     predictions = search.run(candidates, progress=_progress)
     if args.json:
         return to_json(predictions, machines, args)
-    return "\n".join(lines(predictions, machines, args))
+    return "\n".join(lines(predictions, machines, args, updates + saving(candidates, search)))
+
+
+def saving(candidates: Sequence[PlanCandidate], search: Search) -> str:
+    """What updates save where they compute a group's prompt once, as an addition to a line; else nothing."""
+    repeated, tokens = search.workload.repeated_tokens, sum(search.step_tokens())
+    shares = repeated and any(candidate.unit.machine.shares_prompts for candidate in candidates)
+    return f", {repeated / tokens:.0%} fewer tokens" if shares else ""
 
 
 def machines_of(text: str | None, settings: Settings) -> AlikeMachines:
@@ -150,7 +169,7 @@ def workload_of(args: argparse.Namespace, settings: Settings) -> SimulatedWorklo
         turns=args.turns,
         tool_mean_s=args.tool_s,
         tool_tokens=args.tool_tokens,
-        prompt_tokens=settings.integer("data.max_prompt_length", 512) // 2,
+        prompt_tokens=args.prompt_tokens or settings.integer("data.max_prompt_length", 512) // 2,
     )
 
 
@@ -164,6 +183,7 @@ def published(
         raise ConfigError(MODEL_PATH, None, "the sizes of the model are not known", way_out)
     facts = replace(facts, device_bytes=facts.device_bytes or int(device.memory), host_bytes=None)
     context = workload.prompt_tokens + workload.turns * (workload.median * 1.4 + workload.tool_tokens)
+    shares = shared_prefixes_obstacle(settings) is None
     found: list[PlanCandidate] = []
     reason: ConfigError | None = None
     most = settings.integer(f"{ENGINE}.max_num_seqs", 256)
@@ -173,7 +193,8 @@ def published(
             reason = ConfigError(f"{ENGINE}.tensor_model_parallel_size", size, "no call fits its cache", "Raise it")
             continue
         recompute = facts.training.full_recompute
-        unit = Unit(size, machine_of(device, facts.actor, size, length=context, recompute=recompute), seats)
+        machine = machine_of(device, facts.actor, size, length=context, recompute=recompute)
+        unit = Unit(size, replace(machine, shares_prompts=shares), seats)
         for candidate in layouts(machines.size // size, unit, _step(machines, size)):
             try:
                 found.append(fitted(candidate, machines, settings, facts))
@@ -224,10 +245,13 @@ def _progress(text: str) -> None:
         sys.stderr.write(f"\r\033[Ksimulating {text}")
 
 
-def lines(predictions: Sequence[Prediction], machines: AlikeMachines, args: argparse.Namespace) -> Iterator[str]:
-    """Lines for a terminal: the best plans, and where the next ones lose."""
+def lines(
+    predictions: Sequence[Prediction], machines: AlikeMachines, args: argparse.Namespace, updates: str
+) -> Iterator[str]:
+    """Lines for a terminal: the best plans, and where the next ones lose; `updates` says what those compute."""
     best, of = predictions[0], args.calibration or args.device
     yield f"{machines.count} x {machines.devices} devices, times of {of}; {len(predictions)} plans simulated"
+    yield from filter(None, [updates])
     yield ""
     divisions = best_of_divisions(predictions)
     yield text_table(HEADER, [_cells(str(n), p, best) for n, p in enumerate(divisions[: args.top], 1)])

@@ -50,6 +50,11 @@ class SimulatedWorkload:
     bench: str = ""  # of the training bench: lengths are drawn by their place as there, whatever the seed
     pass_rates: tuple[float, ...] = ()  # the prompts of the data, of which a sampler needs at least one
 
+    @property
+    def repeated_tokens(self) -> int:
+        """Of a batch, the prompts that another sample of their group has too."""
+        return self.prompts * (self.samples - 1) * self.prompt_tokens
+
     def group(self, seed: int, number: int, *, first: int = 0, last: int | None = None) -> list[Turns]:
         """The samples from `first` to before `last` of group `number`, the same under every scheduler and sampler."""
         samples = self.samples if last is None else last

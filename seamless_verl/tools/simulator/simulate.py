@@ -75,7 +75,7 @@ def bound_s(scenario: Scenario, measured: Measurements) -> float:
     """Seconds the measured tokens would take with no device ever idle, at unit rates."""
     machine = scenario.machine
     best = max(machine.rate(calls) for calls in range(1, scenario.seats + 1))
-    training = machine.train_s(measured.trained_tokens, measured.trained_rows)
+    training = machine.train_s(measured.trained_tokens, measured.trained_rows, measured.repeated_tokens)
     return (training + measured.tokens / best) / len(scenario.devices)
 
 

@@ -35,6 +35,7 @@ class Measurements:
     tokens: int = 0
     trained_tokens: int = 0
     trained_rows: int = 0
+    repeated_tokens: int = 0  # of those trained
     dropped_tokens: float = 0.0
     age_tokens: float = 0.0
     max_staleness: int = 0
@@ -60,6 +61,7 @@ class Measurements:
             self.tokens += group.tokens
             self.trained_tokens += group.trained_tokens
             self.trained_rows += len(group.samples)
+            self.repeated_tokens += group.repeated_tokens
             self.age_tokens += sum((step - 1) * s.tokens - s.version_tokens for s in group.samples)
 
     def record_dropped(self, group: SimulatedGroup) -> None:
@@ -193,7 +195,7 @@ class SimulatedTrainer:
         started_at = self.cluster.now
         tokens, rows = sum(group.trained_tokens for group in batch), sum(len(group.samples) for group in batch)
         devices = len(self.lending.trains)
-        seconds = machine.train_s(tokens, rows) / devices
+        seconds = machine.train_s(tokens, rows, sum(group.repeated_tokens for group in batch)) / devices
         if devices > 1:
             seconds += machine.train_sync_s / self.scenario.scheduler.updates
         self.cluster.begin_computation(seconds)

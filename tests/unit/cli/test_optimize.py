@@ -201,3 +201,21 @@ def test_another_workload_than_the_calibrated_one_is_refused(
         ),
     ]
     assert main([*given, "data.train_batch_size=16", "actor_rollout_ref.rollout.n=4"]) == 0, "those of the run"
+
+
+def test_updates_that_compute_the_prompt_of_a_group_once_are_faster_and_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of groups of 4, with prompts of 2,000 tokens and answers of some 500: three of four prompts are not computed."""
+    given = [*FEW, *published(tmp_path), "--machines", "1x2", "--prompt-tokens", "2000", "data.max_prompt_length=4000"]
+    given[given.index("platform=accelerator")] = "platform=accelerator_without_te"
+    speeds = {}
+    for setting in ("auto", "never"):
+        assert main([*given, f"seamless.shared_prefixes={setting}"]) == 0
+        said = capsys.readouterr().out.splitlines()[1]
+        assert main([*given, "--json", f"seamless.shared_prefixes={setting}"]) == 0
+        speeds[said] = json.loads(capsys.readouterr().out)["plans"][0]["tokens_per_s"]
+    (shared, fast), (alone, slow) = speeds.items()
+    assert alone == "updates: each sequence is computed alone (seamless.shared_prefixes=never)"
+    assert re.search(r"of a group's 4 sequences is computed once .*, [56]\d% fewer tokens", shared)
+    assert fast > 1.2 * slow

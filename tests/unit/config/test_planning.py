@@ -12,7 +12,7 @@ from support.resources import QWEN3_8B
 
 from seamless_verl.config.adopting import adopt_handover
 from seamless_verl.config.checks import Settings
-from seamless_verl.config.planning import choose_handover, export_line, memory_facts, routes_line
+from seamless_verl.config.planning import choose_handover, export_line, memory_facts, routes_line, shared_prefixes_line
 from seamless_verl.trajectory.routes import Routes
 
 ROLLOUT = "actor_rollout_ref.rollout"
@@ -119,3 +119,19 @@ def test_routes_take_an_id_for_each_layer_and_chosen_expert(tmp_path: Path, expe
     assert said() == "" and said(replayed, "trainer.v1.trainer_mode=sync") == ""
     sizes = {}
     assert said(replayed) == "", "a dense model has none"
+
+
+def test_the_plan_says_whether_updates_compute_the_prompt_of_a_group_once(tmp_path: Path) -> None:
+    def said(*overrides: str) -> str:
+        config = tiny_run(tmp_path, f"{library}=seamless_verl.platform.engine", *overrides)
+        return shared_prefixes_line(Settings.of(config, devices=None, accelerator=False))
+
+    library, alone = "actor_rollout_ref.model.external_lib", "updates: each sequence is computed alone"
+    four = f"{ROLLOUT}.n=4"
+    assert said(f"{ROLLOUT}.n=1") == said(four, "trainer.v1.trainer_mode=sync") == ""
+    assert said(four) == "updates: the prompt of a group's 4 sequences is computed once (seamless.shared_prefixes=auto)"
+    assert said(four, "seamless.shared_prefixes=never") == f"{alone} (seamless.shared_prefixes=never)"
+    assert said(four, f"{library}=null") == f"{alone} (Transformer Engine's layers)"
+    assert said(four, "actor_rollout_ref.model.lora.rank=8") == f"{alone} (adapters)"
+    write_model(tmp_path / "moe", num_experts=4)
+    assert said(four, f"actor_rollout_ref.model.path={tmp_path / 'moe'}") == f"{alone} (experts)"

@@ -102,7 +102,7 @@ def test_noise_shows_in_the_residuals(tmp_path: Path) -> None:
     (folder / "metrics.jsonl").write_text("".join(lines))
     found = fit(read_metrics(folder, skip=2, least=5), [], samples=4)
     assert 0.05 < found.residuals["train"] < 0.15
-    assert found.machine.train_s(5000, 64) == pytest.approx(TOKEN_S * 5000 + ROW_S * 64, rel=0.1)
+    assert found.machine.train_s(5000, 64, 0) == pytest.approx(TOKEN_S * 5000 + ROW_S * 64, rel=0.1)
 
 
 def test_steps_that_are_alike_say_nothing_of_sequences() -> None:
@@ -200,3 +200,15 @@ def test_a_line_that_was_being_written_is_left_out(tmp_path: Path) -> None:
 def test_the_samples_of_a_prompt_must_divide_a_step(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="--samples=5"):
         fit(read_metrics(write_run(tmp_path), skip=2, least=5), [], samples=5)
+
+
+def test_tokens_that_shared_prefixes_saved_do_not_count_in_the_time_of_a_token(tmp_path: Path) -> None:
+    """Of half the tokens saved, a computed token takes twice as long."""
+    plain = fit(read_metrics(write_run(tmp_path), skip=2, least=5), [], samples=4).machine
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    for line in lines:
+        line["metrics"]["seamless/shared/tokens_saved"] = 0.5
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    shared = fit(read_metrics(tmp_path, skip=2, least=5), [], samples=4).machine
+    assert (plain.shares_prompts, shared.shares_prompts) == (False, True)
+    assert shared.train_s(5000, 64, 2500) == pytest.approx(plain.train_s(5000, 64, 2500))

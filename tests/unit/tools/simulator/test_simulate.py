@@ -263,3 +263,12 @@ def test_the_command_prints_a_table_json_and_mistakes(capsys: pytest.CaptureFixt
     ):
         assert main(wrong) == 2
         assert message in capsys.readouterr().err
+
+
+def test_an_update_that_computes_a_group_s_prompt_once_takes_the_time_of_what_it_computes() -> None:
+    """One step at a time, of 16 groups of 8 with prompts of 400 tokens: their other 7 are not computed again."""
+    workload = SimulatedWorkload(samples=8, sigma=0.0, median=60.0, prompt_tokens=400)
+    run = scenario(workload=workload, scheduler=Scheduler(max_staleness=0, updates=1))
+    shared = replace(run, machine=replace(run.machine, shares_prompts=True))
+    saved = 16 * 7 * 400 * run.machine.train_token_s / sum("train" in tags for tags in run.devices)
+    assert simulate(run).step_s - simulate(shared).step_s == pytest.approx(saved, rel=0.01)
