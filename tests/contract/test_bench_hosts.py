@@ -122,7 +122,7 @@ class Engine:
         return TokenOutput(token_ids=ids, log_probs=[-1.0] * len(ids), extra_fields={"global_steps": version})
 
 
-async def talk(engine: Engine, record: Path, index: int) -> AgentLoopOutput:
+async def talk(engine: Engine, record: Path, index: int, workload: str = "w3") -> AgentLoopOutput:
     rollout, trainer = {"prompt_length": 64}, {"default_local_dir": str(record.parent)}
     config = OmegaConf.create({"actor_rollout_ref": {"rollout": rollout}, "data": {}, "trainer": trainer})
     loop = ForcedLengthLoop(
@@ -132,7 +132,7 @@ async def talk(engine: Engine, record: Path, index: int) -> AgentLoopOutput:
         processor=None,
         dataset_cls=None,
         data_config=DictConfigWrap(config.data),
-        workload="w3",
+        workload=workload,
     )
     prompt = [{"role": "user", "content": "1+1="}]
     return await loop.run({"temperature": 1.0, "logprobs": True}, raw_prompt=prompt, index=index, session_id=3)
@@ -156,6 +156,15 @@ async def test_the_agent_loop_forces_lengths_and_marks_what_tools_said(tmp_path:
     assert (done.extra_fields["min_global_steps"], done.extra_fields["max_global_steps"]) == (1, 4)
     assert read_samples(record)[5, 3].tokens == tuple(turn.tokens for turn in turns)
     assert read_samples(record)[5, 3].prompt == tuple(done.prompt_ids)
+
+
+async def test_the_system_prompt_of_agents_is_the_same_before_each_question(tmp_path: Path) -> None:
+    alone, one, other = [
+        (await talk(Engine(), tmp_path / "samples.jsonl", n, workload)).prompt_ids
+        for n, workload in ((5, "w3"), (5, "agents"), (6, "agents"))
+    ]
+    length = WORKLOADS["agents"].system_tokens
+    assert one == other and one[length:] == alone and len(one) <= WORKLOADS["agents"].prompt_tokens
 
 
 async def test_a_tools_words_are_the_same_in_every_run_and_differ_between_samples(tmp_path: Path) -> None:

@@ -29,7 +29,6 @@ from seamless_verl.tools.compare.running import managed_process
 from seamless_verl.tools.compare.workloads import (
     DEVICES,
     KV_CACHE_BYTES,
-    PROMPT_TOKENS,
     WORKLOADS,
     Workload,
     make_data,
@@ -132,7 +131,7 @@ async def measure(model: Path, workload: Workload) -> dict[int, float]:
         dtype="float32",
         skip_tokenizer_init=True,
         enforce_eager=True,
-        max_model_len=PROMPT_TOKENS + workload.response_tokens,
+        max_model_len=workload.prompt_tokens + workload.response_tokens,
         max_num_seqs=workload.seats,
         kv_cache_memory_bytes=KV_CACHE_BYTES,
         distributed_executor_backend="mp",

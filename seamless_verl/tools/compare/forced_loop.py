@@ -34,10 +34,14 @@ class ForcedLengthLoop(AgentLoopBase):  # type: ignore[misc]
         super().__init__(*args, **kwargs)
         self.workload = WORKLOADS[workload].with_turn(turn_s)
         self.record = Path(self.config.trainer.default_local_dir) / SAMPLES_FILE
+        self.system_prompt = self.drawn_ids(workload, self.workload.system_tokens)
+
+    def drawn_ids(self, seed: str, count: int) -> list[int]:
+        return random.Random(seed).choices(range(len(self.tokenizer) // 2), k=count)
 
     async def run(self, sampling_params: dict[str, Any], **kwargs: Any) -> AgentLoopOutput:
         index, session = int(kwargs["index"]), int(kwargs["session_id"])
-        prompt = await self.ct_build_initial_tokens(list(kwargs["raw_prompt"]))
+        prompt = self.system_prompt + await self.ct_build_initial_tokens(list(kwargs["raw_prompt"]))
         request, turns = uuid4().hex, self.workload.sample(index, session)
         # By token: mask 1 and a logprob for a generated one, mask 0 for a tool's; by turn: seconds.
         ids, mask, logprobs, seconds, versions = list[int](), list[int](), list[float](), list[float](), list[int]()
@@ -53,8 +57,8 @@ class ForcedLengthLoop(AgentLoopBase):  # type: ignore[misc]
                 raise RuntimeError(f"{len(output.token_ids)} tokens instead of {turn.tokens}: {output.stop_reason}")
             await asyncio.sleep(turn.wait_s)  # the tool's work
             # A tool's result is random, and the same at the same place in every arm.
-            draw = random.Random(f"{(index, session)}/{len(ids) + turn.tokens}")
-            result = draw.choices(range(len(self.tokenizer) // 2), k=turn.tool_tokens)
+            draw = f"{(index, session)}/{len(ids) + turn.tokens}"
+            result = self.drawn_ids(draw, turn.tool_tokens)
             ids += [*output.token_ids, *result]
             mask += [1] * turn.tokens + [0] * turn.tool_tokens
             logprobs += [*output.log_probs, *[0.0] * turn.tool_tokens]

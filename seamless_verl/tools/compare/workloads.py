@@ -16,8 +16,8 @@ from pathlib import Path
 from seamless_verl.config.words import quoted
 from seamless_verl.runtime.files import replaced_file
 
-PROMPT_TOKENS = 64  # of the longest prompt
-DEVICES, MINI_BATCH = 2, 4
+QUESTION_TOKENS = 64  # of the longest question
+DEVICES, MINI_BATCH = 2, 16  # a mini-batch in samples
 KV_CACHE_BYTES = 256 << 20  # 65,536 tokens of the small model
 SPARE_STEPS = 16  # more steps of prompts, which asynchronous modes draw ahead; the data set never repeats
 SAMPLES_FILE, LOOPS_FILE = "samples.jsonl", "loops.yaml"
@@ -53,7 +53,10 @@ class ForcedTurn:
 
 @dataclass(frozen=True)
 class Workload:
-    """Lengths of turns in tokens, from 1 to `longest`; `tool` in seconds between two turns of a sample."""
+    """Lengths of turns in tokens, from 1 to `longest`; `tool` in seconds between two turns of a sample.
+
+    `system_tokens` stand before each question, the same in all prompts, as an agent's instructions and tools do.
+    """
 
     name: str
     what: str
@@ -65,6 +68,7 @@ class Workload:
     prompts: int = 16
     samples: int = 4
     seats: int = 64
+    system_tokens: int = 0
 
     @property
     def step_samples(self) -> int:
@@ -74,6 +78,11 @@ class Workload:
     def in_flight(self) -> int:
         """Samples of a step on each device."""
         return self.step_samples // DEVICES
+
+    @property
+    def prompt_tokens(self) -> int:
+        """The longest prompt."""
+        return self.system_tokens + QUESTION_TOKENS
 
     @property
     def response_tokens(self) -> int:
@@ -115,6 +124,10 @@ TURN_S = 0.38
 W2_HEAVY_WHAT = "a heavier tail: half of all tokens are in samples of 390 or more"
 W3_WHAT = "four turns, between them tools that take as long as a turn"
 W3_TOOL = Lognormal.with_mean(TURN_S, 0.8)
+AGENTS = Workload(
+    "agents", "a long system prompt, four turns with tools between them, eight samples of a prompt", Lognormal(40, 0.6),
+    longest=256, turns=4, tool=W3_TOOL, tool_tokens=32, prompts=8, samples=8, system_tokens=480,
+)  # fmt: skip
 WORKLOADS = {
     workload.name: workload
     for workload in (
@@ -122,6 +135,8 @@ WORKLOADS = {
         Workload("w2", "a long tail, a whole step in flight at once", Lognormal(50, 1.3), longest=1792),
         Workload("w2_heavy", W2_HEAVY_WHAT, Lognormal(40, 1.6), longest=1920),
         Workload("w3", W3_WHAT, Lognormal(60, 0.8), longest=448, turns=4, tool=W3_TOOL, tool_tokens=16),
+        AGENTS,
+        Workload("alone", "one sample of a prompt: nothing is shared", Lognormal(60, 0.3), 256, prompts=64, samples=1),
     )
 }
 
@@ -133,19 +148,19 @@ def workload_overrides(workload: Workload, data: Path) -> tuple[str, ...]:
         "data.train_files": data / "train.parquet",
         "data.val_files": data / "val.parquet",
         "data.train_batch_size": workload.prompts,
-        "data.max_prompt_length": PROMPT_TOKENS,
+        "data.max_prompt_length": workload.prompt_tokens,
         "data.max_response_length": workload.response_tokens,
         "data.dataloader_num_workers": 0,
         "data.shuffle": False,
-        "algorithm.adv_estimator": "grpo",
+        "algorithm.adv_estimator": "grpo" if workload.samples > 1 else "reinforce_plus_plus",
         "algorithm.rollout_correction.bypass_mode": True,
         "actor_rollout_ref.model.path": data / "model",
-        f"{actor}.ppo_mini_batch_size": MINI_BATCH,
+        f"{actor}.ppo_mini_batch_size": MINI_BATCH // workload.samples,
         f"{actor}.use_dynamic_bsz": True,
         f"{actor}.ppo_max_token_len_per_gpu": 2048,
         f"{actor}.optim.lr": 1e-4,
         f"{rollout}.n": workload.samples,
-        f"{rollout}.max_model_len": PROMPT_TOKENS + workload.response_tokens,
+        f"{rollout}.max_model_len": workload.prompt_tokens + workload.response_tokens,
         f"{rollout}.max_num_seqs": workload.seats,
         f"{rollout}.engine_kwargs.vllm.kv_cache_memory_bytes": KV_CACHE_BYTES,
         f"{rollout}.agent.default_agent_loop": "forced",

@@ -80,6 +80,10 @@ class SimulatedWorkload:
         return SimulatedTurn(drawn, median * math.exp(self.tool_sigma * tool.gauss(0.0, 1.0)), self.tool_tokens)
 
 
+AGENTS = SimulatedWorkload(
+    prompts=8, samples=8, median=40.0, sigma=0.6, cap=256, turns=4, tool_mean_s=0.38, tool_sigma=0.8, tool_tokens=32,
+    prompt_tokens=488,
+)  # fmt: skip
 WORKLOADS: Mapping[str, SimulatedWorkload] = {
     "w1": SimulatedWorkload(cap=256, prompt_tokens=8),
     "w1_wide": SimulatedWorkload(sigma=0.9, cap=768),
@@ -88,6 +92,7 @@ WORKLOADS: Mapping[str, SimulatedWorkload] = {
     "w3": SimulatedWorkload(
         sigma=0.8, cap=448, turns=4, tool_mean_s=0.58, tool_sigma=0.8, tool_tokens=16, prompt_tokens=8
     ),
+    "agents": AGENTS,
     # a large batch of mathematics with answers of up to 8k tokens, for clusters
     "math": SimulatedWorkload(prompts=512, samples=8, median=1800.0, sigma=0.9, cap=8192, prompt_tokens=500),
 }

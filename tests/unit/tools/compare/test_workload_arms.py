@@ -23,7 +23,6 @@ from seamless_verl.tools.compare.arms import (
 from seamless_verl.tools.compare.budget import budget_of, check_same_budget, facts_of
 from seamless_verl.tools.compare.workloads import (
     DEVICES,
-    PROMPT_TOKENS,
     WORKLOADS,
     Workload,
     make_data,
@@ -102,7 +101,7 @@ def test_they_accept_every_workload(workload: Workload, data: Path) -> None:
     for text in ("sync", f"seamless:layout=multiplexed:max_staleness=1:{STREAMED}"):
         config = of_arm(workload, parse_arm(text), data)
         assert preflight(config, devices=DEVICES, accelerator=False) == []
-        longest = PROMPT_TOKENS + workload.response_tokens
+        longest = workload.prompt_tokens + workload.response_tokens
         assert longest <= config.actor_rollout_ref.actor.ppo_max_token_len_per_gpu
 
 
