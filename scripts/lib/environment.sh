@@ -92,7 +92,8 @@ ensure_environment() {
   stamp="$VENV/.seamless-$(stamp_of)"
   [ -e "$stamp" ] && return
   check_machine
-  trap 'exit 130' INT # pip and uv end it with other codes, after which the next step would begin
+  # pip and uv end it with other codes, after which the next step would begin
+  trap 'rm -rf "$VENV/tmp"; exit 130' INT
   say "[1/4] Python environment in ${VENV#"$ROOT/"}"
   if [ "$STACK" = cpu ] && has_link; then rm "$VENV"; fi
   if ! "$PYTHON" -m pip --version >/dev/null 2>&1; then

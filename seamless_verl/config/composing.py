@@ -60,8 +60,16 @@ def named_platform(option: str, name: str) -> str:
     """The platform that an option names; ConfigError where there is none of that name."""
     names = sorted(file.stem for file in (HERE / "platform").glob("*.yaml"))
     if name not in names:
-        raise ConfigError(option, name, "is not a platform", nearest(name, names))
+        raise ConfigError(option, name, "is not a platform", nearest_platform(name, names))
     return name
+
+
+def nearest_platform(name: str, names: Sequence[str]) -> str:
+    """A way out for a name that is no platform's. By its letters `gpu` is nearest to `cpu`."""
+    return "Did you mean accelerator?" if name.lower() in OF_ACCELERATORS else nearest(name, names)
+
+
+OF_ACCELERATORS = {"gpu", "cuda", "nvidia", "rocm", "npu"}  # names under which other libraries know one
 
 
 FULL_ERROR = "HYDRA_FULL_ERROR"  # hydra then raises what it would otherwise print
@@ -112,7 +120,7 @@ def config_error(error: Exception, arguments: Sequence[str]) -> ConfigError:
     if isinstance(error, MissingConfigException):
         group, _, name = (error.missing_cfg_file or "").rpartition("/")
         way_out = (
-            nearest(name, list(error.options or []))
+            (nearest_platform if group == "platform" else nearest)(name, list(error.options or []))
             if group
             else "Leave --config-name and --config-path out, or give its --config-dir"
         )

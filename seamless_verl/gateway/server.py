@@ -238,7 +238,9 @@ def serve_arguments(model: str, options: Sequence[str] = ()) -> Namespace:
     parser = serve_parser()
 
     def refuse(message: str) -> NoReturn:
-        raise ConfigError("seamless.gateway.options", list(options), message, "`vllm serve --help=all` lists them")
+        named = [option for option in options if option.partition("=")[0] in message]  # the run gives some, too
+        key, way_out = "seamless.gateway.options", "`vllm serve --help=all` lists them"
+        raise ConfigError(key, named or list(options), message, way_out)
 
     parser.error = refuse  # argparse would end the actor without a word
     args: Namespace = parser.parse_args(["--model", model, *options])

@@ -59,7 +59,7 @@ def check_data(settings: Settings) -> list[Problem]:
     """
     if settings.get("data.custom_cls.path") is not None:
         return []
-    problems, rows = [], 0
+    problems, rows = [], dict.fromkeys(FILE_KEYS, 0)  # negative where not known
     for key in FILE_KEYS:
         for path in _paths(settings, key):
             try:
@@ -68,11 +68,13 @@ def check_data(settings: Settings) -> list[Problem]:
                 problems += Problem.all_of(error)
                 footer = None
             if footer is None:
-                rows = -1
+                rows[key] = -1
                 continue
             problems += _columns(settings, key, path, footer)
-            rows += footer.rows if key == FILE_KEYS[0] and rows >= 0 else 0
-    found = problems or _enough(settings, rows)
+            rows[key] += footer.rows if rows[key] >= 0 else 0
+        if not rows[key]:
+            problems.append(Problem(key, settings.get(key), "has no rows", f"Set {key} to a file with prompts"))
+    found = problems or _enough(settings, rows[FILE_KEYS[0]])
     return [problem.changed(warning=True, unmade=True) for problem in found] if settings.unmade else found
 
 
@@ -153,7 +155,7 @@ def _enough(settings: Settings, rows: int) -> list[Problem]:
     if rows < 0 or used >= train:
         return []
     reason = f"is more than the {used} prompts of data.train_files"
-    return [Problem(TRAIN, train, reason, f"Set {TRAIN}={max(used, 1)} or less, or give more data")]
+    return [Problem(TRAIN, train, reason, f"Set {TRAIN}={used} or less, or give more data")]
 
 
 FUNCTION = "reward.custom_reward_function"

@@ -27,7 +27,7 @@ from seamless_verl.config.roles import ROLLOUT_KEY as ENGINE
 from seamless_verl.config.roles import pool_backend
 from seamless_verl.config.schema import Handover, KvOnUpdate
 from seamless_verl.config.settings import Settings
-from seamless_verl.errors import ConfigError, refuse
+from seamless_verl.errors import ConfigError, WordError, refuse
 from seamless_verl.resources.memory import MemoryFacts
 from seamless_verl.resources.memory_fit import gigabytes, memory_problems
 from seamless_verl.resources.parallel import ParallelSizes, ReplicaSizes
@@ -232,9 +232,13 @@ def _step(machines: AlikeMachines, size: int) -> int:
 
 
 def _check(args: argparse.Namespace) -> None:
-    if (args.calibration is None) is (args.device is None):
-        given = args.device if args.calibration else None
-        raise ConfigError("--device", given, "times are of a calibration or of a device", "Give one of the two")
+    if args.calibration is None and args.device is None:
+        way_out = (
+            f"Add --device NAME ({', '.join(ACCELERATORS)}), or --calibration FILE of `seamless-verl calibrate RUN`"
+        )
+        raise WordError("--optimize", None, "needs the times of a device, or of a run of yours", way_out)
+    if args.calibration is not None and args.device is not None:
+        raise ConfigError("--device", args.device, "the calibration has the times", "Leave one of the two out")
     for key, least in LEAST.items():
         if (value := getattr(args, key)) is not None and value < least:
             raise ConfigError(f"--{key.replace('_', '-')}", value, "it is too small", f"Give {least} or more")

@@ -47,6 +47,11 @@ def test_the_gateway_reads_a_plugin(nano: Path, tmp_path: Path) -> None:
     assert config.structured_outputs_config.reasoning_parser == "plugged_in"
 
 
+def test_an_option_that_vllm_does_not_know_is_named_and_not_those_of_the_run(nano: Path) -> None:
+    with pytest.raises(ConfigError, match=r"options=\['--no-such=x'\]: unrecognized arguments: --no-such=x\. `vllm"):
+        serve_arguments(str(nano / "model"), ["--max-model-len=64", "--served-model-name", "policy", "--no-such=x"])
+
+
 def test_a_replica_reads_a_plugin_before_its_engine_is_configured(tmp_path: Path) -> None:
     from vllm.reasoning import ReasoningParserManager
 

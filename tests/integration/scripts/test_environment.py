@@ -28,7 +28,9 @@ case "$*" in
   "python install"*) mkdir -p "$UV_PYTHON_INSTALL_DIR" && cp "$0" "$UV_PYTHON_INSTALL_DIR/python3.11" ;;
   "python find"*) echo "$UV_PYTHON_INSTALL_DIR/python3.11" ;;
   *"--torch-backend cpu torch=="*) [ "$HAS_TORCH" = index ] ;;
-  *"--no-deps torch=="*) [ "$HAS_TORCH" = "$self" ] || { echo "$self has no torch"; exit 1; } ;;
+  *"--no-deps torch=="*)
+    [ "$HAS_TORCH" != interrupted ] || kill -INT "$PPID"
+    [ "$HAS_TORCH" = "$self" ] || { echo "$self has no torch"; exit 1; } ;;
 esac
 """
 
@@ -87,6 +89,14 @@ def machine(tmp_path: Path) -> Machine:
         (commands / name).write_text(STUB)
         (commands / name).chmod(0o755)
     return Machine(tmp_path)
+
+
+@on_x86
+def test_an_installation_that_is_interrupted_leaves_no_temporary_folder(machine: Machine) -> None:
+    made = machine.make(HAS_TORCH="interrupted")
+    assert made.returncode == 130 and machine.calls()[-1].endswith(TORCH)
+    assert (machine.home / "checkout/.venv/bin/uv").exists() and not (machine.home / "checkout/.venv/tmp").exists()
+    assert machine.make(HAS_TORCH="uv").returncode == 0
 
 
 @on_x86

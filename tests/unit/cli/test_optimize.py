@@ -161,7 +161,7 @@ def test_arguments_of_the_search_are_refused_without_one(capsys: pytest.CaptureF
 def test_what_cannot_be_searched_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     given, device = ["--calibration", str(calibration(tmp_path)), "--machines", "1x2"], published(tmp_path)
     for arguments, message in (
-        ([], "--device=None"),
+        ([], "--optimize: needs the times of a device, or of a run of yours. Add --device NAME (a100, "),
         ([*given, "--device", "h100"], "--device='h100'"),
         ([*given, "--machines", "2"], "--machines='2'"),
         ([*given, "--machines", "0x8"], "--machines='0x8'"),

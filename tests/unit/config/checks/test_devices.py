@@ -231,6 +231,9 @@ def test_a_plan_for_other_machines_says_nothing_of_what_is_installed_here(
     assert "verl," in told.err, "on this platform a run would be refused here"
     assert main(["plan", "--platform=accelerater", CLUSTER]) == 2
     assert "--platform='accelerater': is not a platform. Did you mean accelerator" in capsys.readouterr().err
+    for arguments in (["--platform=gpu"], ["platform=gpu"]):
+        assert main(["plan", *arguments, CLUSTER]) == 2
+        assert capsys.readouterr().err.endswith("Did you mean accelerator?\n")
 
 
 def test_a_plan_is_refused_for_what_it_would_break(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

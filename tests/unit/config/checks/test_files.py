@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from omegaconf import OmegaConf
+from pyarrow import parquet
 from support.config import ROW, assert_refused, refused, tiny_run, write_model, write_rows
 
 from seamless_verl.config import preflight
@@ -69,6 +70,16 @@ def test_missing_answer_and_unreadable_file(tmp_path: Path) -> None:
     assert_refused(config, "data.val_files", str(file), "reward_model.ground_truth")
     file.write_text("not parquet")
     assert_refused(config, "data.val_files", str(file), "Set data.val_files to a parquet file")
+
+
+@pytest.mark.parametrize("name", ["train", "val"])
+def test_a_file_without_rows(tmp_path: Path, name: str) -> None:
+    config = tiny_run(tmp_path)
+    file = write_rows(tmp_path / f"{name}.parquet")
+    parquet.write_table(parquet.read_table(file).slice(0, 0), file)
+    assert_refused(config, f"data.{name}_files", str(file), f"Set data.{name}_files to a file with prompts")
+    both = f"data.{name}_files=[{file}, {write_rows(tmp_path / 'more.parquet')}]"
+    assert preflight(tiny_run(tmp_path / "other", both), devices=1, accelerator=False) == []
 
 
 @pytest.mark.parametrize("column", ["rm_scores", "session_id", "values"])
