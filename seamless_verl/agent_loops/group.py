@@ -17,7 +17,7 @@ import logging
 import time
 from collections import Counter
 from contextvars import ContextVar
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass, field, replace
 
 from seamless_verl.agent_loops.queue_writer import QueueWriter
 from seamless_verl.agent_loops.rows import Row, SessionOutputs
@@ -30,6 +30,19 @@ logger = logging.getLogger(__name__)
 ERROR, UNTRAINABLE, STUCK = "error", "untrainable", "stuck"
 """Kinds of failed sessions, beside the values of AgentStatus, and of TaskState for tasks that no runner did."""
 MAX_ERROR_CHARS = 4000  # characters of an error that are passed on
+SAID_EVERY_S = 60.0  # a warning of one kind, in one process: a mistake of a reward function concerns every session
+warned: dict[str, tuple[float, int]] = {}
+"""By kind: when a warning of it was logged last, and how many were left out since."""
+
+
+def warn_of(kind: str, message: str) -> None:
+    """Logs a warning unless one of this kind was logged a short time ago; the next one says how many were left out."""
+    now, (at, left_out) = time.monotonic(), warned.get(kind, (-SAID_EVERY_S, 0))
+    if now - at < SAID_EVERY_S:
+        warned[kind] = at, left_out + 1
+        return
+    warned[kind] = now, 0
+    logger.warning("%s%s", message, f" ({left_out} more as {kind} since the last line)" if left_out else "")
 
 
 @dataclass
@@ -59,6 +72,7 @@ class SessionGroup:
     """of its sessions, until they are handed over, with the gateway's ids of those that this process opened"""
     errors: list[str] = field(default_factory=list)
     failed: Counter[str] = field(default_factory=Counter)  # sessions by kind, rewarded ones among them
+    limited: int = 0  # sessions whose agents ended at a limit, which is no failure
     rows: list[Row] = field(default_factory=list)
     sessions: list[SessionOutputs] = field(default_factory=list)
 
@@ -106,11 +120,11 @@ class SessionGroup:
         self.trainable += bool(rows)
 
     def session_failed(self, session: object, error: BaseException, kind: str) -> None:
-        """Counts a session that is left out of its group, and logs why, in one line."""
+        """Counts a session that is left out of its group, and logs why, in one line for many of a kind."""
         self.failed[kind] += 1
-        text = f"{type(error).__name__}: {error}"
+        text = f"{type(error).__name__}: {error}" if kind == ERROR else str(error)
         self.errors.append(text[-MAX_ERROR_CHARS:])
-        logger.warning("session %s of prompt %s failed and is left out: %s", session, self.uid, shorten(text))
+        warn_of(kind, f"session {session} of prompt {self.uid} failed and is left out: {shorten(text)}")
 
     def failure_rewarded(self, kind: str, error: str) -> None:
         """Counts a session that failed and has the reward of a failure."""
@@ -143,7 +157,7 @@ class SessionGroup:
                 await self.writer.put(rows, self.partition)
             self.kept = True
         except GroupDroppedError as error:
-            logger.warning("%s", error)
+            warn_of("groups", str(error))
             self.errors.append(str(error))
             raise
         except Exception as error:  # raised again; the journal's notes of the sessions have it, too
@@ -172,7 +186,8 @@ class SessionGroup:
         error = None if self.kept else self._why_dropped()
         none_succeeded = failed - kinds.get(AgentStatus.TIMED_OUT, 0) == self.total and not self.validation
         cause = self.errors[-1] if none_succeeded and self.errors else None
-        return GroupEnd(error, cause, self.total, failed, kinds, validation=self.validation, deferred=self.deferred)
+        ended = GroupEnd(error, cause, self.total, failed, kinds, self.limited)
+        return replace(ended, validation=self.validation, deferred=self.deferred)
 
 
 GROUP: ContextVar[SessionGroup] = ContextVar("group")

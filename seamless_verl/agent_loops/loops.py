@@ -23,12 +23,12 @@ import numpy as np
 from omegaconf import OmegaConf
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopOutput
 
-from seamless_verl.agent_loops.group import GROUP, UNTRAINABLE
+from seamless_verl.agent_loops.group import GROUP, UNTRAINABLE, warn_of
 from seamless_verl.agent_loops.rows import SessionOutputs, outputs_of, rewards_of
 from seamless_verl.agents.callable import call_agent, load_agent
 from seamless_verl.agents.command import run_command
 from seamless_verl.agents.endpoint import Endpoint, around_proxy
-from seamless_verl.agents.outcome import ERROR_CHARS, AgentOutcome, AgentStatus
+from seamless_verl.agents.outcome import ERROR_CHARS, OWN_FAILURES, SCORED, AgentOutcome, AgentStatus
 from seamless_verl.agents.own_time import PausedSeconds
 from seamless_verl.agents.settings import (
     CallableSettings,
@@ -57,6 +57,24 @@ from seamless_verl.trajectory.session import Closed
 
 logger = logging.getLogger(__name__)
 OF_VERL = (*signature(AgentLoopBase.__init__).parameters, "tools")  # what verl gives to every loop
+DROPPED_AS = {
+    AgentStatus.FAILED: DropReason.AGENT_FAILED,
+    AgentStatus.OUTPUT_LIMIT: DropReason.AGENT_FAILED,
+    AgentStatus.TOOL_FAILED: DropReason.TOOL_FAILED,
+    AgentStatus.ENGINE_FAILED: DropReason.ENGINE_FAILED,
+    AgentStatus.EXPIRED: DropReason.EXPIRED,
+    AgentStatus.TIMED_OUT: DropReason.TIMED_OUT,
+    AgentStatus.INVALID_REWARD: DropReason.REWARD,
+}
+"""What tokens are counted as, when a session is dropped whose agent ended so; any other as those of a session."""
+FAILED_BY = {
+    Closed.EXPIRED: AgentStatus.EXPIRED,
+    Closed.LIMIT: AgentStatus.LIMIT,
+    Closed.TOOL_FAILED: AgentStatus.TOOL_FAILED,
+    Closed.ENGINE_FAILED: AgentStatus.ENGINE_FAILED,
+    Closed.ABANDONED: AgentStatus.CANCELLED,
+}
+"""How an agent ended that failed, by why its session had been closed."""
 VERLS = {  # columns of a row that are verl's own, and no part of the task
     *("raw_prompt", "agent_name", "dummy_tensor", "tools_kwargs", "interaction_kwargs", "multi_modal_data"),
     *("session_id", "global_steps", "validate"),
@@ -80,8 +98,9 @@ class AgentFailedError(RuntimeError):
 class SessionAgentLoop(AgentLoopBase, ABC):  # type: ignore[misc]
     """Opens one session for each run; the trainer's sampling parameters win over the agent's.
 
-    A session whose agent failed has the reward `failure_reward`; with None it is left out of its group. What becomes of
-    one whose agent ran out of time is set by `on_timeout`. A worker with a group reports when the outputs are stored; a
+    A session is scored whose agent ended by itself or at a limit. One whose agent failed has the reward
+    `failure_reward`; with None, or where a tool or an engine failed, it is left out of its group. What becomes of one
+    whose agent ran out of time is set by `on_timeout`. A worker with a group reports when the outputs are stored; a
     user's own worker has none.
     """
 
@@ -111,23 +130,26 @@ class SessionAgentLoop(AgentLoopBase, ABC):  # type: ignore[misc]
         else:
             session_id, outcome = await self.run_session(plane, name, opening, task_of(kwargs))
             session = await close_session(plane, session_id, outcome)
+        if outcome.status is AgentStatus.FAILED:
+            outcome = replace(outcome, status=FAILED_BY.get(session.closed, outcome.status))
         try:
             reward = self.reward(outcome, session, name)
             if not session.sequences:
                 reason = f"session {session_id} of prompt {kwargs['uid']} left nothing to train"
                 raise AgentFailedError(f"{reason}: {session.untrained}; {describe(outcome)}", UNTRAINABLE)
         except AgentFailedError as error:
-            reasons = {AgentStatus.TIMED_OUT: DropReason.TIMED_OUT, AgentStatus.INVALID_REWARD: DropReason.REWARD}
-            dropped = reasons.get(outcome.status, DropReason.SESSION)
+            dropped = DROPPED_AS.get(outcome.status, DropReason.SESSION)
             note = HandedNote(str(kwargs["uid"]), shorten(error), dropped=dropped)
             await await_reply(plane.acknowledge.remote(session_id, False, note))
             raise
         warn_of_unread(self.config, session)
         outputs = outputs_of(session, reward, time.monotonic() - started, of_turns=compares_turns(self.config))
-        if GROUP.get(None) is None:
+        if (group := GROUP.get(None)) is not None:
+            group.limited += outcome.status is AgentStatus.LIMIT
+        else:
             note = HandedNote(str(kwargs["uid"]), rewards=rewards_of(outputs[-1]))
             await await_reply(plane.acknowledge.remote(session_id, True, note))
-        failure = () if outcome.status is AgentStatus.FINISHED else (str(outcome.status), self.why_failed(outcome))
+        failure = () if outcome.status in SCORED else (str(outcome.status), self.why_failed(outcome))
         return SessionOutputs(outputs, plane, session_id, *failure)
 
     async def _taken_up(
@@ -154,19 +176,21 @@ class SessionAgentLoop(AgentLoopBase, ABC):  # type: ignore[misc]
 
     def reward(self, outcome: AgentOutcome, session: FinishedSession, name: str = "") -> float | None:
         """The reward that the agent returned, or that was posted; None leaves it to verl's reward manager."""
-        if outcome.status is AgentStatus.FINISHED:
+        if outcome.status in SCORED:
             return outcome.reward if outcome.reward is not None else session.rewards.get("reward")
         if outcome.status is AgentStatus.INVALID_REWARD:
             if GROUP.get(None) is not None:
                 return math.nan  # which our worker neither trains nor takes for a zero
             raise AgentFailedError(self.why_failed(outcome), UNSCORED)
         timed_out, reward = outcome.status is AgentStatus.TIMED_OUT, self.settings.failure_reward
-        if self.settings.on_timeout == "drop" if timed_out else reward is None:
+        scored = self.settings.on_timeout == "score" if timed_out else reward is not None
+        if not scored or not (timed_out or outcome.status in OWN_FAILURES):
             raise AgentFailedError(describe(outcome), str(outcome.status))
         if timed_out:
             reward = session.rewards.get("reward", reward)
         given = "by the reward manager" if reward is None else reward
-        logger.warning("session %s failed and is rewarded %s: %s", name, given, shorten(describe(outcome)))
+        kind = f"rewarded {outcome.status}"
+        warn_of(kind, f"session {name} failed and is rewarded {given}: {shorten(describe(outcome))}")
         return reward
 
     def why_failed(self, outcome: AgentOutcome) -> str:
@@ -295,8 +319,7 @@ def dropped_as() -> DropReason:
 
 def closing_reason(outcome: AgentOutcome) -> Closed:
     """Why the session of an agent that ended so is closed."""
-    reasons = {AgentStatus.FINISHED: Closed.FINISHED, AgentStatus.TIMED_OUT: Closed.TIMED_OUT}
-    return reasons.get(outcome.status, Closed.FAILED)
+    return Closed(str(outcome.status)) if outcome.status in set(Closed) else Closed.FAILED
 
 
 async def paused_seconds(plane: Any, session_id: str) -> float:

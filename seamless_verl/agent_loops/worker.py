@@ -26,7 +26,7 @@ from verl.experimental.agent_loop.agent_loop import DictConfigWrap, ToolListWrap
 from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopWorkerTQ, apply_greedy_sampling_params
 from verl.utils.rollout_trace import rollout_trace_attr
 
-from seamless_verl.agent_loops.group import ERROR, GROUP, STUCK, UNTRAINABLE, SessionGroup
+from seamless_verl.agent_loops.group import ERROR, GROUP, STUCK, UNTRAINABLE, SessionGroup, warn_of
 from seamless_verl.agent_loops.loops import AgentFailedError, compares_turns, warn_once
 from seamless_verl.agent_loops.prompt_builders import PromptBuilders
 from seamless_verl.agent_loops.queue_writer import QueueWriter
@@ -309,7 +309,8 @@ class SeamlessAgentLoopWorker(plain_class(AgentLoopWorkerTQ)):  # type: ignore[m
                 raise AgentFailedError(text, UNSCORED) from error
             group = GROUP.get()
             group.failed[UNSCORED] += 1
-            logger.warning("session %s of the validation prompt %s: %s", sample["session_id"], group.uid, text)
+            where = f"session {sample['session_id']} of the validation prompt {group.uid}"
+            warn_of(f"{UNSCORED} in a validation", f"{where}: {text}")
 
 
 def group_wait(group: SessionGroup, now: float) -> Wait:

@@ -28,6 +28,7 @@ from types import ModuleType
 from typing import Any, TypeVar
 
 from seamless_verl.agents.endpoint import Endpoint
+from seamless_verl.agents.failures import status_of
 from seamless_verl.agents.outcome import AgentOutcome, AgentStatus, reward_of, traceback_end
 from seamless_verl.agents.own_time import OwnTime, PausedSeconds
 from seamless_verl.errors import ConfigError
@@ -146,7 +147,7 @@ async def call_agent(
     The time limit counts the agent's own time, without the seconds that `paused` gives nor a coroutine's wait to begin.
     At the limit, and when the caller is cancelled, the agent is cancelled and has `grace_s` seconds to end; one that
     ignores this, as a thread of a plain function must, keeps running, and nobody waits for it. An exception becomes
-    FAILED. A cancellation of the caller is raised again after the agent's end.
+    what `status_of` says. A cancellation of the caller is raised again after the agent's end.
     """
     if is_coroutine_function(agent):
         await wait_to_begin()
@@ -164,7 +165,7 @@ async def call_agent(
         more = "" if running.done() else f"; it was cancelled, and still runs {grace_s:g} s later"
         error = f"its {time_limit_s:g} s are over{more}"
         return AgentOutcome(AgentStatus.TIMED_OUT, duration, paused_s=own_time.paused_s, error=error)
-    return outcome_of(running, duration)
+    return outcome_of(running, duration, endpoint)
 
 
 @dataclass
@@ -212,12 +213,12 @@ async def run_agent(agent: Agent, task: dict[str, Any], endpoint: Endpoint) -> o
         raise RuntimeError("the agent raised KeyboardInterrupt") from error
 
 
-def outcome_of(running: asyncio.Task[object], duration: float) -> AgentOutcome:
+def outcome_of(running: asyncio.Task[object], duration: float, endpoint: Endpoint) -> AgentOutcome:
     if running.cancelled():
         return AgentOutcome(AgentStatus.FAILED, duration, error="the agent cancelled itself")
     error = running.exception()
     if error is not None:
-        return AgentOutcome(AgentStatus.FAILED, duration, error=traceback_end(error))
+        return AgentOutcome(status_of(error, endpoint), duration, error=traceback_end(error))
     try:
         reward, info = reward_of(running.result())
     except ValueError as wrong:

@@ -24,6 +24,7 @@ from typing import Any
 from seamless_verl.agents import template
 from seamless_verl.agents.callable import in_thread, wait_uncancelled
 from seamless_verl.agents.endpoint import MODEL_VARIABLES, Endpoint, environment
+from seamless_verl.agents.failures import EXIT_CODES
 from seamless_verl.agents.limits import CommandLimits
 from seamless_verl.agents.outcome import ERROR_CHARS, AgentOutcome, AgentStatus
 from seamless_verl.agents.own_time import OwnTime, PausedSeconds
@@ -161,7 +162,7 @@ async def run_in(
         await wait_uncancelled(in_thread(fill, daemon=False))
         child = Child(arguments, cwd=scratch.work, env=env, stdin=scratch.work / TASK, limits=limits)
     except (OSError, ValueError) as error:  # a full disk, no such folder, arguments too long or with a NUL
-        return AgentOutcome(AgentStatus.FAILED, error=f"could not be started: {error}"[:ERROR_CHARS])
+        return AgentOutcome(AgentStatus.TOOL_FAILED, error=f"could not be started: {error}"[:ERROR_CHARS])
     survivors, exit_code = [child.pid], None
     try:
         status = await child.end(own_time, limits.wall_s)
@@ -188,7 +189,7 @@ def complete(
     elif flooded:
         status, error = AgentStatus.OUTPUT_LIMIT, f"it wrote more than {limits.output_bytes} bytes"
     elif code:
-        status = AgentStatus.FAILED
+        status = EXIT_CODES.get(code, AgentStatus.FAILED)
         error = f"exit code {code}" if code > 0 else f"ended by signal {signal_name(-code)}"
     else:
         try:

@@ -18,16 +18,30 @@ class AgentStatus(StrEnum):
 
     FINISHED = "finished"
     """It ended by itself: returned, or exited with 0."""
+    LIMIT = "limit_reached"
+    """It ended since its session's turns or tokens, or the model's context, were used up; it is scored as one that
+    finished."""
     FAILED = "failed"
-    """It raised, exited with another code, or could not be started."""
+    """It raised, or exited with another code, and nothing says that it was not its own failure."""
+    TOOL_FAILED = "tool_failed"
+    """A tool, its sandbox or another service that it needs failed, or it could not be started."""
+    ENGINE_FAILED = "engine_failed"
+    """The gateway or an engine failed one of its calls."""
     INVALID_REWARD = "invalid_reward"
     """It ended by itself, and what it gave as its reward is no finite number."""
     TIMED_OUT = "timed_out"
     """It was ended because it had used the time of its own that its limit allows."""
     OUTPUT_LIMIT = "output_limit"
     """It was ended because it wrote more to stdout and stderr than its limit."""
+    EXPIRED = "expired"
+    """Its session's lifetime was over before it ended."""
     CANCELLED = "cancelled"
     """It was ended, or never started, because whoever asked for it no longer wants it."""
+
+
+SCORED = frozenset({AgentStatus.FINISHED, AgentStatus.LIMIT})
+OWN_FAILURES = frozenset({AgentStatus.FAILED, AgentStatus.OUTPUT_LIMIT})
+"""The ends that `failure_reward` is for."""
 
 
 @dataclass(frozen=True)

@@ -59,8 +59,9 @@ class LoopSettings(SettingsNode):
     name: Text = ""
     time_limit_s: Annotated[PositiveNumber, way_out("Set {key}=600, or leave it out")] = 600.0
     """Seconds of its own time until an agent is ended; waits for replicas do not count. Its session ends 30 s later."""
-    failure_reward: float | None = 0.0
-    """Reward of a session whose agent failed; `null`: it is dropped, and its group is trained without it."""
+    failure_reward: float | None = None
+    """Reward of a session whose agent failed by itself; `null`: it is dropped, as after a failure of a tool or
+    engine."""
     on_timeout: Literal["score", "drop"] = "score"
     """An agent out of time: `score` trains what it did, with the posted reward or `failure_reward`; `drop` leaves it
     out."""

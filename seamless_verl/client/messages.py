@@ -9,7 +9,17 @@ import msgspec
 PROTOCOL = 2
 """Of runners. A runner of another version is refused."""
 WAIT_S = 20.0  # a request for a task is answered so late at most
-RunStatus = Literal["finished", "failed", "invalid_reward", "timed_out", "output_limit"]
+RunStatus = Literal[
+    "finished",
+    "limit_reached",
+    "failed",
+    "tool_failed",
+    "engine_failed",
+    "invalid_reward",
+    "timed_out",
+    "output_limit",
+    "expired",
+]
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
 
 

@@ -19,7 +19,7 @@ import msgspec
 from seamless_verl.agents.callable import Agent, call_agent, run_agent
 from seamless_verl.agents.command import AgentCommand, run_command
 from seamless_verl.agents.endpoint import Endpoint
-from seamless_verl.agents.outcome import AgentOutcome, AgentStatus
+from seamless_verl.agents.outcome import SCORED, AgentOutcome
 from seamless_verl.agents.own_time import PausedFigures, PausedSeconds
 from seamless_verl.client.connection import GIVE_BACK_S, RunConnection
 from seamless_verl.client.messages import Heartbeat, RunStatus, TaskCompletion, TaskLease, TaskReturn
@@ -216,7 +216,7 @@ def completion_of(running: asyncio.Future[AgentOutcome]) -> TaskCompletion:
     if (error := running.exception()) is not None:  # a field of a command that the task does not have
         return TaskCompletion("failed", error=to_text(f"{type(error).__name__}: {error}"))
     outcome = running.result()
-    reward = outcome.reward if outcome.status is AgentStatus.FINISHED else None
+    reward = outcome.reward if outcome.status in SCORED else None
     error_text = "\n".join(filter(None, (outcome.error, outcome.output if outcome.error else "")))
     status = cast(RunStatus, str(outcome.status))
     info = to_json_value(outcome.reward_info)

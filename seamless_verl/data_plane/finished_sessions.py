@@ -18,7 +18,7 @@ from seamless_verl.journal import CompactionResult, GroupDecided, GroupOutcome, 
 from seamless_verl.trajectory.account import Account, DropReason
 from seamless_verl.trajectory.policies import TrainAll
 from seamless_verl.trajectory.sequences import SequenceLimits, TrainingSequence, assemble, why_untrained
-from seamless_verl.trajectory.session import SessionRecord
+from seamless_verl.trajectory.session import Closed, SessionRecord
 from seamless_verl.trajectory.turns import TurnNote, turn_notes
 
 logger = logging.getLogger(__name__)
@@ -47,8 +47,8 @@ def result_of(note: Mapping[str, Any]) -> AgentResult | None:
 class FinishedSession:
     """The result of a session: sequences to train, rewards by name, turns, and the account of its tokens.
 
-    `untrained` is why there is no sequence, empty if there is one. `trained_turns` are those of the sequences, by id,
-    `images` the files of the sequences' images, by sha256.
+    `untrained` is why there is no sequence, empty if there is one; `closed` is why the session was closed.
+    `trained_turns` are those of the sequences, by id, `images` the files of the sequences' images, by sha256.
     """
 
     sequences: list[TrainingSequence]
@@ -58,6 +58,7 @@ class FinishedSession:
     untrained: str = ""
     trained_turns: Mapping[str, TurnNote] = field(default_factory=dict)
     images: Mapping[str, bytes] = field(default_factory=dict)
+    closed: Closed = Closed.FINISHED
 
 
 @dataclass(frozen=True)
@@ -134,6 +135,7 @@ class SessionAccounts:
             untrained,
             turn_notes(record.tree, trained, record.rewards),
             {digest: record.images[digest] for sequence in sequences for digest in sequence.images},
+            record.closed or Closed.FINISHED,
         )
 
     def begun(self, session_id: str, result: AgentResult | None = None) -> HandOverBegun:

@@ -11,7 +11,8 @@ from seamless_verl.errors import GroupsFailedError
 
 MAX_FAILED_GROUPS = "seamless.gateway.max_failed_groups"
 UNSCORED = "reward"  # the kind of a session that failed for its score is no finite number
-COUNTED = ("groups/ended", "groups/dropped", "groups/deferred", "sessions/ended", "sessions/failed")
+LIMITED = "sessions/limit_reached"
+COUNTED = ("groups/ended", "groups/dropped", "groups/deferred", "sessions/ended", "sessions/failed", LIMITED)
 SOON_S = 0.2  # a waiter that needs several groups learns of one that ended so long after it: it may have been dropped
 
 
@@ -19,9 +20,9 @@ SOON_S = 0.2  # a waiter that needs several groups learns of one that ended so l
 class GroupEnd:
     """How a group of sessions ended: `error` is why it was dropped, None if it was handed over.
 
-    `failed` of its `sessions` failed, by kind in `kinds`: some were given the failure's reward, others left out. One
-    that was `deferred` neither failed nor succeeded. `cause` is why none of its agents succeeded, also of a group that
-    was handed over with the rewards of failures.
+    `failed` of its `sessions` failed, by kind in `kinds`: some were given the failure's reward, others left out;
+    `limited` ended at a limit, and are scored. One that was `deferred` neither failed nor succeeded. `cause` is why
+    none of its agents succeeded, also of a group that was handed over with the rewards of failures.
     """
 
     error: str | None = None
@@ -29,6 +30,7 @@ class GroupEnd:
     sessions: int = 0
     failed: int = 0
     kinds: Mapping[str, int] = field(default_factory=dict)
+    limited: int = 0
     validation: bool = False
     deferred: bool = False
 
@@ -53,6 +55,7 @@ class GroupNotifier:
         self._counts["groups/deferred"] += end.deferred
         self._counts["sessions/ended"] += end.sessions
         self._counts["sessions/failed"] += end.failed
+        self._counts[LIMITED] += end.limited
         self._counts.update({f"sessions/failed/{kind}": count for kind, count in end.kinds.items()})
         error = end.error or end.cause
         if not (end.deferred or (end.validation and error is None)):

@@ -55,6 +55,7 @@ from seamless_verl.gateway.request_rules import MAX_BODY, RequestRules, adapt, c
 from seamless_verl.gateway.retries import is_retried
 from seamless_verl.gateway.session import Session, hash_key
 from seamless_verl.gateway.sessions import SessionTable
+from seamless_verl.trajectory.session import Closed
 
 logger = logging.getLogger(__name__)
 
@@ -177,7 +178,7 @@ class SessionMiddleware:
             try:
                 await self._serve_address(request, session)
             except ApiError as error:
-                self._note_refusal(session, path, error.status, error.message)
+                self._note_refusal(session, path, error.code is ErrorCode.QUOTA, error.status, error.message)
                 raise
 
     async def _record_refusal(self, request: _Request, error: ApiError) -> None:
@@ -199,9 +200,10 @@ class SessionMiddleware:
         if recorded:
             await self._on_outside_refusal(path if session is None else session.session_id, error)
 
-    def _note_refusal(self, session: Session, path: str, status: int, message: str) -> None:
+    def _note_refusal(self, session: Session, path: str, is_limit: bool, status: int, message: str) -> None:
         self.counts["gateway/requests_refused"] += 1
         session.refused += 1
+        session.failed_as = Closed.LIMIT if is_limit else Closed.ENGINE_FAILED if status >= 500 else ""
         self._on_refusal(session, path, status, message)
 
     async def _serve_address(self, request: _Request, session: Session) -> None:
@@ -263,7 +265,10 @@ class SessionMiddleware:
     async def _forward(self, request: _Request, body: Body, context: RequestContext) -> None:
         receive = DisconnectWatch(request.receive)
         keepalives = StreamKeepalive(request.send, context.path, self._settings.keepalive_s)
-        on_error = partial(self._note_refusal, context.session, context.path)
+
+        def on_error(status: int, message: str) -> None:
+            self._note_refusal(context.session, context.path, context.overflow is not None, status, message)
+
         response = ResponseWatch(keepalives, request.address.api, context, on_error)
         token = CURRENT.set(context)
         try:
@@ -272,6 +277,8 @@ class SessionMiddleware:
             keepalives.stop()
             CURRENT.reset(token)
             attempts = context.session.attempts
+            if response.complete:
+                context.session.failed_as = ""
             if response.complete and not receive.disconnected:
                 attempts.mark_sent(context.attempt)
             elif not context.attempt.repeatable and attempts.remove(context.attempt):

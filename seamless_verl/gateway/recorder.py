@@ -249,9 +249,16 @@ class JournalRecorder:
             self._journal.append(event).add_done_callback(_log_lost_refusal)
 
     async def close_session(self, session: Session, reason: str) -> None:
-        """Also ends as CANCELLED the calls that a restart interrupted and no retry continued."""
+        """Also ends as CANCELLED the calls that a restart interrupted and no retry continued.
+
+        Where an agent failed after its last call failed, that is the reason.
+        """
+        turns = self._records[session.session_id].turns
         if session.state is SessionState.EXPIRED:
             reason = Closed.EXPIRED
+        elif reason == Closed.FAILED:
+            unserved = bool(turns) and turns[-1].finish is Finish.FAILED  # also in the middle of a stream
+            reason = Closed.ENGINE_FAILED if unserved else session.failed_as or reason
         interrupted_calls = self._interrupted_calls.pop(session.session_id, {})
         ends = [CallEnded(call_id, Finish.CANCELLED) for call_id in interrupted_calls]
         await self._journal.append(*ends, SessionClosed(session.session_id, reason))

@@ -114,6 +114,7 @@ class Session:
     images: dict[str, bytes] = field(default_factory=dict)  # the files in its calls' prompts, by sha256
     recorded_calls: RepeatableCalls | None = None  # of a lost session in the place of which this one is
     refused: int = 0  # requests that got an error
+    failed_as: str = ""  # a reason to close it, if its agent fails: what its last request was refused for
     refused_outside: int = 0  # those of them that came as from a program outside of the run
 
     @property

@@ -23,7 +23,13 @@ class DropReason(StrEnum):
     CANCELLED = "cancelled"  # its turn was cancelled, and no later turn replayed it: no agent acted on it
     FAILED = "failed"  # its turn failed, and no later turn replayed it: no agent acted on it
     SESSION = "session"
-    """its whole session was dropped: failed, abandoned, expired, or with too few others left in its group"""
+    """its whole session was dropped: abandoned, unreadable, or with too few others left in its group"""
+    AGENT_FAILED = "agent_failed"
+    """its whole session was dropped: its agent failed by itself, and `failure_reward` is null"""
+    TOOL_FAILED = "tool_failed"  # its whole session was dropped: a tool or the sandbox of its agent failed
+    ENGINE_FAILED = "engine_failed"
+    """its whole session was dropped: the gateway or an engine failed a call of its agent"""
+    EXPIRED = "expired"  # its whole session was dropped: its lifetime was over before its agent ended
     RUNNER_LOST = "runner_lost"
     """its whole session was dropped: its runner was lost, and its task began again in another session"""
     TIMED_OUT = "timed_out"

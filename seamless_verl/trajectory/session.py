@@ -26,7 +26,10 @@ class Closed(StrEnum):
 
     FINISHED = "finished"  # its agent ended it, or returned
     EXPIRED = "expired"  # its lifetime was over
-    FAILED = "failed"  # its agent or its environment broke
+    LIMIT = "limit_reached"  # its turns, tokens or context were used up
+    FAILED = "failed"  # its agent broke
+    TOOL_FAILED = "tool_failed"  # a tool or the sandbox of its agent broke
+    ENGINE_FAILED = "engine_failed"  # the gateway or an engine failed a call of its agent
     TIMED_OUT = "timed_out"  # its agent was ended at its time limit
     RUNNER_LOST = "runner_lost"
     """the runner that worked on it was lost, or gave it up; its task begins again in another session"""

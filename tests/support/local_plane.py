@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import concurrent.futures
 from types import SimpleNamespace
 from typing import Any
 
@@ -34,6 +36,28 @@ class LocalDataPlane(DataPlane):
         super().__init__(settings, store=MemoryStore(), paused_store=MemoryStore())  # type: ignore[arg-type]
 
     def set_up_process(self) -> None: ...
+
+
+class Handle:
+    """The handle of a data plane's actor, whose methods run in this process."""
+
+    def __init__(self, plane: Any) -> None:
+        self.plane = plane
+
+    def __getattr__(self, name: str) -> Any:
+        return SimpleNamespace(remote=lambda *arguments: self.call(name, arguments))
+
+    def call(self, name: str, arguments: tuple[Any, ...]) -> Any:
+        reply: concurrent.futures.Future[Any] = concurrent.futures.Future()
+
+        async def run() -> None:
+            try:
+                reply.set_result(await getattr(self.plane, name)(*arguments))
+            except Exception as error:  # as Ray raises it where the reply is awaited
+                reply.set_exception(error)
+
+        reply.task = asyncio.ensure_future(run())  # type: ignore[attr-defined]
+        return SimpleNamespace(future=lambda: reply)
 
 
 class ReplicaServer:

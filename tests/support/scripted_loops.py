@@ -13,6 +13,7 @@ import transfer_queue
 from verl.experimental.agent_loop import agent_loop as verls
 from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput
 
+from seamless_verl.agent_loops.group import warned
 from seamless_verl.agent_loops.prompt_builders import PromptBuilders
 from seamless_verl.agent_loops.queue_writer import QueueWriter
 from seamless_verl.config.schema import SeamlessConfig
@@ -106,6 +107,7 @@ def put(monkeypatch: pytest.MonkeyPatch) -> Put:
 def scripted(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[int, Any]]:
     target = {"_target_": f"{__name__}.{Scripted.__name__}", "name": "scripted", "tag": "hm"}
     monkeypatch.setitem(verls._agent_loop_registry, "scripted", target)
+    warned.clear()
     yield SCRIPT
     SCRIPT.clear()
 

@@ -14,7 +14,7 @@ from seamless_verl.trajectory.session import Closed
 
 PAGE = 50
 MAX_PAGE = 500
-FAILED = frozenset({Closed.FAILED, Closed.TIMED_OUT, Closed.EXPIRED, Closed.RUNNER_LOST, Closed.ABANDONED})
+FAILED = frozenset(Closed) - {Closed.FINISHED, Closed.LIMIT}
 
 
 def reward_of(session: SessionEntry) -> float | None:

@@ -38,7 +38,7 @@ def test_a_command_loop_has_what_its_entry_says() -> None:
     entry |= {"session": {"max_turns": 3}, "sampling": {"seed": 7}, "limits": {"cpu_s": 3}, "time_limit_s": 60}
     loop = make_loop(entry)
     assert loop.settings.session == SessionQuota(max_turns=3)
-    assert loop.settings.sampling == SamplingDefaults(seed=7) and loop.settings.failure_reward == 0.0
+    assert loop.settings.sampling == SamplingDefaults(seed=7) and loop.settings.failure_reward is None
     assert (loop.command.command, loop.command.env) == (["sleep", "1"], {"A": "1"})
     assert loop.command.limits == CommandLimits(wall_s=60, cpu_s=3)
 
@@ -58,16 +58,22 @@ def test_an_entry_that_cannot_work_is_refused() -> None:
 @pytest.mark.parametrize(
     ("settings", "status", "posted", "expected"),
     [
-        ({}, AgentStatus.TIMED_OUT, {}, 0.0),
+        ({}, AgentStatus.LIMIT, {"reward": 0.5}, 0.5),
+        ({"failure_reward": 0.0}, AgentStatus.LIMIT, {}, None),
+        ({}, AgentStatus.TIMED_OUT, {}, None),
         ({}, AgentStatus.TIMED_OUT, {"reward": 0.5}, 0.5),
-        ({}, AgentStatus.FAILED, {"reward": 0.5}, 0.0),
-        ({"failure_reward": None}, AgentStatus.TIMED_OUT, {}, None),
-        ({"failure_reward": None}, AgentStatus.FAILED, {}, AgentFailedError),
+        ({"failure_reward": 0.0}, AgentStatus.TIMED_OUT, {}, 0.0),
         ({"on_timeout": "drop"}, AgentStatus.TIMED_OUT, {"reward": 0.5}, AgentFailedError),
-        ({"on_timeout": "drop"}, AgentStatus.FAILED, {}, 0.0),
+        ({}, AgentStatus.FAILED, {"reward": 0.5}, AgentFailedError),
+        ({"failure_reward": 0.0}, AgentStatus.FAILED, {"reward": 0.5}, 0.0),
+        ({"failure_reward": 0.0, "on_timeout": "drop"}, AgentStatus.FAILED, {}, 0.0),
+        *(
+            ({"failure_reward": 0.0}, status, {"reward": 0.5}, AgentFailedError)
+            for status in (AgentStatus.TOOL_FAILED, AgentStatus.ENGINE_FAILED, AgentStatus.EXPIRED)
+        ),
     ],
 )
-def test_what_a_time_out_and_a_failure_are_worth(
+def test_what_each_end_is_worth(
     settings: dict[str, Any], status: AgentStatus, posted: dict[str, float], expected: object
 ) -> None:
     entry = {"name": "mine", "_target_": f"{LOOPS}.CallableAgentLoop", "agent": "operator:add"}

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 from support.agent_loops import make_loop
+from support.local_plane import Handle
 from support.paths import DATA
 from support.runner_plane import runner_plane
 
@@ -23,28 +22,6 @@ from seamless_verl.data_plane.finished_sessions import HandedNote
 pytestmark = pytest.mark.integration
 LOOPS = "seamless_verl.agent_loops.loops"
 SAMPLING = {"temperature": 1.0, "top_p": 1.0, "top_k": -1}
-
-
-class Handle:
-    """The handle of a data plane's actor, whose methods run in this process."""
-
-    def __init__(self, plane: Any) -> None:
-        self.plane = plane
-
-    def __getattr__(self, name: str) -> Any:
-        return SimpleNamespace(remote=lambda *arguments: self.call(name, arguments))
-
-    def call(self, name: str, arguments: tuple[Any, ...]) -> Any:
-        reply: concurrent.futures.Future[Any] = concurrent.futures.Future()
-
-        async def run() -> None:
-            try:
-                reply.set_result(await getattr(self.plane, name)(*arguments))
-            except Exception as error:  # as Ray raises it where the reply is awaited
-                reply.set_exception(error)
-
-        reply.task = asyncio.ensure_future(run())  # type: ignore[attr-defined]
-        return SimpleNamespace(future=lambda: reply)
 
 
 def loop_of(agent: str, **settings: Any) -> Any:
