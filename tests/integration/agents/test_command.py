@@ -58,7 +58,7 @@ def test_a_command_may_take_the_question_a_file_with_it_and_the_session(tmp_path
     outcome = ran(command, task, folder=f"{tmp_path}/{{extra.at}}")
     assert outcome.output == f"{question}|{ENDPOINT.session_id}|repo|{question}of the repo"
     missing = ran("true", {"extra": {"at": "gone"}}, folder=f"{tmp_path}/{{extra.at}}")
-    assert missing.status is S.FAILED and f"{tmp_path}/gone" in missing.error
+    assert missing.status is S.TOOL_FAILED and f"{tmp_path}/gone" in missing.error
     assert ran("echo {session}", {"session": "a column"}).output == "a column\n"
 
 
@@ -120,12 +120,12 @@ def test_another_exit_code_is_a_failure(command: str | list[str], code: int, say
 
 
 @pytest.mark.parametrize("value", ["nul\0", "x" * 200_000])
-def test_what_cannot_be_started_is_a_failure_that_says_why(
+def test_what_cannot_be_started_is_no_failure_of_its_own_and_says_why(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: str
 ) -> None:
     tmp = private_tmp(tmp_path, monkeypatch)
     outcome = ran(["echo", "{x}"], {"x": value})
-    assert outcome.status == S.FAILED and "could not be started" in outcome.error and list(tmp.iterdir()) == []
+    assert outcome.status == S.TOOL_FAILED and "could not be started" in outcome.error and list(tmp.iterdir()) == []
 
 
 @pytest.mark.parametrize(
