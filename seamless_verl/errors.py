@@ -336,6 +336,20 @@ class GroupsFailedError(SeamlessError, RuntimeError):
         )
 
 
+class SessionsFailedError(SeamlessError, RuntimeError):
+    """A large share of the sessions of the last steps failed in one way."""
+
+    kind: str
+    failed: int
+    ended: int
+    steps: int
+    TEXT = (
+        "{failed} of the {ended} sessions of the last {steps} steps ended as {kind}. The log has the first error of "
+        "each kind, `seamless-verl trajectories ls JOURNAL` every session with its reason; docs/agents.md says under "
+        "How an agent ends what each kind means"
+    )
+
+
 class GroupDroppedError(SeamlessError, RuntimeError):
     """Too few sessions of a group can be trained; verl replaces its prompt by another."""
 

@@ -137,7 +137,9 @@ def show_session(args: argparse.Namespace) -> None:
     record = rebuild_record(stored, all_calls=True)
     run = recorded(stored, args.policy, args.version, args.grammar)
     policy = parse_policy(run.policy)
-    text = format_session(record, policy, run.version, run.limits, grammar=run.grammar, decode=decode)
+    text = format_session(
+        record, policy, run.version, run.limits, grammar=run.grammar, dropped=run.dropped, decode=decode
+    )
     parts = [escape(text, NEWLINE_AND_TAB), *_stored_facts(stored, run)]
     account = run.account(assemble(record, policy, run.version, run.limits, run.grammar).account)
     parts.append(f"{format_account(account)}, by {run.policy} at version {run.version}")

@@ -189,11 +189,22 @@ class GatewayConfig(SettingsNode):
     """Processes that share sessions and calls; each of several has a port, from `port` on, and a journal."""
     public_address: Text | None = None
     """The host in the address that agents are given, or a whole URL; `null` is the gateway's node."""
-    max_failed_groups: Positive = 32
-    """Groups of sessions that may fail in a row before the run ends with the last one's error."""
+    max_failed_groups: Annotated[PositiveNumber, way_out("Set {key}=1, or a share such as 0.5")] = 32
+    """Groups of sessions that may fail in a row before the run ends; below 1, also the share of sessions of five steps
+    that may fail in one way."""
     strict: bool = False
     """Refuse unknown model names, hosted tools and media with a 400, instead of taking any name and leaving them
     out."""
+
+    @property
+    def failed_in_a_row(self) -> int:
+        """Groups that may fail in a row."""
+        return int(self.max_failed_groups) or int(GatewayConfig.max_failed_groups)
+
+    @property
+    def failed_share(self) -> float | None:
+        """The share of sessions that may fail in one way; None is no bound."""
+        return self.max_failed_groups if self.max_failed_groups < 1 else None
 
     def journal_of(self, shard: int, folder: str) -> Path:
         """The journal's file of one shard: `trajectories.sqlite`, or `trajectories-<shard>.sqlite` of several.

@@ -162,7 +162,7 @@ def plane_settings(
         capacity_share(config.actor_rollout_ref.rollout.max_num_seqs, shard, shards),
         others=() if shard else tuple(plane_name(other) for other in range(1, shards)),
         mirror=shard > 0,
-        max_failed_groups=seamless.gateway.max_failed_groups,
+        max_failed_groups=seamless.gateway.failed_in_a_row,
         transition_s=seamless.watchdog.transition_s,
         restarts=seamless.restarts > 0,
         grammars_resume=engine_option(OmegaConf.select(config, ENGINE_KWARGS), "scheduler_cls") is None,

@@ -107,7 +107,9 @@ def step_line(step: int, total: int, metrics: Mapping[str, float]) -> str:
     if (staleness := metrics.get(STALENESS)) is not None:
         parts.append(f"staleness {staleness:.0f}")
     if failed := metrics.get(FAILED):
-        parts.append(f"{failed:.0f} sessions failed so far")
+        kinds = {name.removeprefix(f"{FAILED}/"): metrics[name] for name in metrics if name.startswith(f"{FAILED}/")}
+        named = ", ".join(f"{count:.0f} {kind}" for kind, count in kinds.items() if count)
+        parts.append(f"{failed:.0f} sessions failed so far" + (f" ({named})" if named else ""))
     return "  ".join([*parts, *chosen_ahead(metrics), *longest_wait(metrics)])
 
 

@@ -49,6 +49,7 @@ from seamless_verl.trainer.checkpoints import (
     load_state,
 )
 from seamless_verl.trainer.deaths import numbered
+from seamless_verl.trainer.failure_shares import FailureShares
 from seamless_verl.trainer.finite_updates import KEYS
 from seamless_verl.trainer.instruments import of_update
 from seamless_verl.trainer.lending import UPDATE as ACTORS_UPDATE
@@ -107,6 +108,7 @@ class SeamlessTrainer(PPOTrainer):  # type: ignore[misc]
         self.curve = ValidationCurve.beside(config.trainer.default_local_dir)
         self.step_metrics = StepMetrics.beside(config.trainer.default_local_dir)
         self.lengths = LengthRecord.beside(self.folder) if self.seamless.record else None
+        self.failure_shares = FailureShares(self.seamless.gateway.failed_share)
         self.checkpoints = RunCheckpoints(config, self._training_groups)
         self.token_policy = parse_policy(self.seamless.tokens.policy)
         self.weighs_sessions = self.seamless.tokens.weigh == "session"
@@ -434,6 +436,7 @@ class SeamlessTrainer(PPOTrainer):  # type: ignore[misc]
             self.starter.before_commit()
             metrics = self.commit.begin(self.global_steps)
             self.lending.on_committed()
+        self.failure_shares.step_ended(metrics)
         metrics |= self.feed.tail.metrics() if self.feed.tail.extra else {}
         metrics |= self.replay_buffer.carried_over(self.global_steps)
         metrics |= {} if self.sampled is None else self.sampled.sampling.metrics()

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 
 import numpy as np
 
+from seamless_verl.trajectory.account import DropReason
 from seamless_verl.trajectory.drift import Decode, Drift, find_drifts
 from seamless_verl.trajectory.policies import GrammarTokens, TokenPolicy
 from seamless_verl.trajectory.sequences import (
@@ -28,15 +30,17 @@ def format_session(
     limits: SequenceLimits = NO_LIMITS,
     *,
     grammar: GrammarTokens = GrammarTokens.MASK_FORCED,
+    dropped: DropReason | None = None,
     decode: Decode | None = None,
 ) -> str:
     """The tree as it would be trained now: a line per node, forks indented, then the drift of each turn.
 
     A generated node shows how many of its tokens are trained and why the others are not. The last trained node of a
-    training sequence shows the sequence's size. `decode` is for `find_drifts`.
+    training sequence shows the sequence's size. Of a session that was `dropped` none is trained. `decode` is for
+    `find_drifts`.
     """
     tree = session.tree
-    annotations = _annotate(tree, policy, trainer_version, limits, grammar)
+    annotations = _annotate(tree, policy, trainer_version, limits, grammar, dropped)
     state = session.closed or "open"
     rewards = "".join(f" {name}={value:g}" for name, value in session.rewards.items())
     head = f"session {session.name} {state}{rewards}: {len(tree.turns)} turns, {tree.generated} tokens generated"
@@ -52,13 +56,24 @@ def format_drift(drift: Drift) -> str:
 
 
 def _annotate(
-    tree: Tree, policy: TokenPolicy, trainer_version: int, limits: SequenceLimits, grammar: GrammarTokens
+    tree: Tree,
+    policy: TokenPolicy,
+    trainer_version: int,
+    limits: SequenceLimits,
+    grammar: GrammarTokens,
+    dropped: DropReason | None,
 ) -> Annotations:
-    chains, dropped = split_into_chains(tree)
-    annotations = {node: f"trained 0/{len(node)} {reason}" for node, reason in dropped}
+    chains, left_out = split_into_chains(tree)
+    annotations = {node: f"trained 0/{len(node)} {reason}" for node, reason in left_out}
     for chain in chains:
-        annotations.update(_annotate_chain(mask_chain(chain, policy, trainer_version, limits, grammar)))
+        decision = mask_chain(chain, policy, trainer_version, limits, grammar)
+        annotations.update(_annotate_chain(decision if dropped is None else _discarded(decision, dropped)))
     return annotations
+
+
+def _discarded(decision: ChainDecision, dropped: DropReason) -> ChainDecision:
+    trained = int(np.count_nonzero(decision.mask))
+    return ChainDecision(decision.chain, np.zeros_like(decision.mask), decision.dropped + Counter({dropped: trained}))
 
 
 def _annotate_chain(decision: ChainDecision) -> Annotations:

@@ -61,3 +61,7 @@ def test_a_step_that_hardly_waited_names_no_wait() -> None:
 def test_what_was_left_out_is_said_beside_the_figures_that_lack_it() -> None:
     line = step_line(4, 4, {"val-core/x/reward/mean@1": 0.5, UNSCORED: 64.0, FAILED: 512.0})
     assert line == "step:4 of 4  validation 0.500 (64 samples without a score)  512 sessions failed so far"
+    kinds = {f"{FAILED}/tool_failed": 8.0, f"{FAILED}/stuck": 0.0, f"{FAILED}/timed_out": 4.0}
+    assert (
+        step_line(4, 4, {FAILED: 12.0} | kinds) == "step:4 of 4  12 sessions failed so far (8 tool_failed, 4 timed_out)"
+    )

@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.trajectory import SessionModel, segment, session, sessions, turn
 
+from seamless_verl.trajectory.account import DropReason
 from seamless_verl.trajectory.policies import MaskOlderThan, TrainAll
 from seamless_verl.trajectory.records import Finish
 from seamless_verl.trajectory.sequences import SequenceLimits, assemble
@@ -40,6 +41,14 @@ def test_the_tree_as_text() -> None:
         "drift: c left b at token 3 (agent_edit): 3 generated tokens no longer its context, 1 still are; "
         "recorded [3, 4, 6, 7], replayed [9, 9]",
     ]
+
+
+def test_nothing_is_trained_of_a_session_that_was_dropped() -> None:
+    """A validation's, too: the account below the tree says the same."""
+    lines = format_session(example(), MaskOlderThan(0), 5, dropped=DropReason.VALIDATION).splitlines()
+    assert "generated 1 by a v4 on r0: trained 0/1 stale+validation" in lines
+    assert "   |- generated 1 by c v5 on r0: trained 0/1 validation" in lines
+    assert not any("=> sequence" in line or "trained 1/" in line for line in lines)
 
 
 def test_an_empty_session_as_text() -> None:

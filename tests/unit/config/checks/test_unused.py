@@ -29,7 +29,7 @@ def warnings(folder: Path, *overrides: str, accelerator: bool = False) -> list[s
 @pytest.mark.parametrize(
     "setting",
     [
-        *("gateway.port=8000", "gateway.strict=True", "gateway.shards=2", "gateway.max_failed_groups=4"),
+        *("gateway.port=8000", "gateway.strict=True", "gateway.shards=2", "gateway.max_failed_groups=0.5"),
         *("record=True", "turns.depth=1", "wait_for_machines_s=5"),
     ],
 )
