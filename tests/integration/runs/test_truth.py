@@ -42,8 +42,8 @@ def test_journal_and_metrics_tell_the_same(nano: Path, tmp_path: Path) -> None:
     assert len(uids) == 4 * 8, "every group that was trained has its step"
     assert 2 * 32 < outcomes["trained"] < 4 * 32, "groups were trained without their failed sessions"
     assert outcomes["dropped"] > 0 and outcomes["validation"] > 0
-    failed = log.count("failed and is left out")
-    assert 0 < last["sessions/failed"] <= failed and last["sessions/failed/failed"] == last["sessions/failed"]
+    assert "failed and is left out" in log, "at least once for the kind"
+    assert 0 < last["sessions/failed"] == last["sessions/failed/failed"] and last["tokens/dropped/agent_failed"] > 0
     assert last["calls/failed"] == 0
     assert "ConnectionError: the tool of" in log and not re.search(r"the group of prompt \S+ failed", log)
     trained = 0
@@ -58,5 +58,5 @@ def test_journal_and_metrics_tell_the_same(nano: Path, tmp_path: Path) -> None:
             assert len(assembly.sequences) == 2
             trained += assembly.account.trained
     assert trained > 0
-    assert last["tokens/dropped/session"] + last["tokens/dropped/validation"] > 0
+    assert last["tokens/dropped/validation"] > 0
     assert last["actor/grad_norm"] > 0
