@@ -66,7 +66,7 @@ def test_an_engine_and_an_agent_that_are_stuck_are_named_and_the_run_goes_on(nan
         r"group \S+ -> session \S+, which has had no call of its agent for \d+ s\n.*--- agent loop worker 0\n", log
     )
     assert re.search(
-        r"session \d of prompt \S+ failed and is left out: SessionStuckError: its group has not ended for \d+ s "
+        r"session \d of prompt \S+ failed and is left out: its group has not ended for \d+ s "
         r"\(seamless\.watchdog\.group_s\): ",
         log,
     )
