@@ -22,6 +22,7 @@ FIELD_TERMS = {
     "seamless_verl/journal/writer.py": {"handed"},
     "seamless_verl/resources/lending/marginal.py": {"pace"},  # a key of saved states
     "seamless_verl/replica/engine_source.py": {"collector"},  # vLLM's RequestOutputCollector
+    "seamless_verl/replica/running_request.py": {"collector"},
     "seamless_verl/gateway/server.py": {"startup"},  # uvicorn's method
 }
 
