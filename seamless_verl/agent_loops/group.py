@@ -35,14 +35,15 @@ warned: dict[str, tuple[float, int]] = {}
 """By kind: when a warning of it was logged last, and how many were left out since."""
 
 
-def warn_of(kind: str, message: str) -> None:
+def warn_of(kind: str, message: str, *, exc_info: bool = False) -> None:
     """Logs a warning unless one of this kind was logged a short time ago; the next one says how many were left out."""
     now, (at, left_out) = time.monotonic(), warned.get(kind, (-SAID_EVERY_S, 0))
     if now - at < SAID_EVERY_S:
         warned[kind] = at, left_out + 1
         return
     warned[kind] = now, 0
-    logger.warning("%s%s", message, f" ({left_out} more as {kind} since the last line)" if left_out else "")
+    more = f" ({left_out} more as {kind} since the last line)" if left_out else ""
+    logger.warning("%s%s", message, more, exc_info=exc_info)
 
 
 @dataclass

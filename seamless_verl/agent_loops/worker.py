@@ -288,7 +288,7 @@ class SeamlessAgentLoopWorker(plain_class(AgentLoopWorkerTQ)):  # type: ignore[m
         except (RayTaskError, RaySystemError) as error:  # it raised, or what it gave cannot be sent
             raised = raised_by(error)
         except (LookupError, TypeError) as error:  # what it gave cannot be read
-            logger.warning("prompt %s: its session could not be scored", GROUP.get().uid, exc_info=True)
+            warn_of("unread scores", f"prompt {GROUP.get().uid}: its session could not be scored", exc_info=True)
             raised = raised_by(error)
         info = last.extra_fields["reward_extra_info"] = beside_score(last.extra_fields.get("reward_extra_info"))
         if last.reward_score is None and self.reward_loop_worker_handles is None:

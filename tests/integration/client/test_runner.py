@@ -16,6 +16,7 @@ from support.rollout import until
 from support.runner_plane import RUNNER_KEY, finish, order, runner_plane, submitted
 
 from seamless_verl.agents.command import AgentCommand
+from seamless_verl.agents.failures import LimitReachedError, ToolFailedError
 from seamless_verl.client.connection import RunConnection
 from seamless_verl.client.runner import Runner, TaskRefusedError, command_agent, function_agent
 from seamless_verl.errors import OutsideApiError
@@ -73,6 +74,22 @@ async def test_what_json_does_not_have_is_reported_in_its_own_form_and_the_runne
         assert odd["reward_info"]["found"] is True and odd["reward_info"]["text"] == "?"
         assert odd["reward_info"]["where"] == "PosixPath('a')"
         assert large["status"] == "failed" and "413 request_too_large" in large["error"]
+
+
+async def test_how_an_agent_ended_is_reported_as_it_says_itself(nano: Path, tmp_path: Path) -> None:
+    """A function by what it raises, a command by its exit code."""
+
+    def agent(task: Any, endpoint: Any) -> float:
+        raise (ToolFailedError("no docker"), LimitReachedError("30 turns"))[task["number"]]
+
+    command = AgentCommand("exit 75")
+    async with asyncio.timeout(120), runner_plane(nano, tmp_path / "journal.sqlite") as plane:
+        running = await submitted(plane, order(0), order(1), order(2, agent="shell"))
+        async with connection(plane) as connected:
+            runner = Runner(connected, {"default": function_agent(agent), "shell": command_agent(command)})
+            await runner.run(max_tasks=3)
+        statuses = [(await task).outcome["status"] for task in running]
+        assert statuses == ["tool_failed", "limit_reached", "tool_failed"]
 
 
 async def test_an_agent_whose_lease_is_lost_is_cancelled_and_its_result_is_not_taken(

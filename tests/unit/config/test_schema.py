@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -64,6 +65,9 @@ def test_values_are_read() -> None:
     first = (Layout.DISAGGREGATED, 0, 0, 0.5, 3, "never", Handover.RESIDENT)
     named = {"weights": weights, "tokens": tokens, "correction": correction, "watchdog": watchdog}
     named |= {"cpu": CpuConfig(3), "gateway": parsed_gateway, "record": True, "restarts": 5, "turns": TurnsConfig(4)}
+    assert (parsed_gateway.failed_in_a_row, parsed_gateway.failed_share) == (5, None)
+    shared = replace(parsed_gateway, max_failed_groups=0.4)
+    assert (shared.failed_in_a_row, shared.failed_share) == (32, 0.4)
     parsed = SeamlessConfig(*first, **named)
     assert SeamlessConfig.parse(node) == SeamlessConfig.parse(OmegaConf.create(node)) == parsed
     assert pickle.loads(pickle.dumps(parsed)) == parsed
