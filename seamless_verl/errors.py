@@ -260,6 +260,17 @@ class WeightsNotLoadedError(SeamlessError, RuntimeError):
     TEXT = "replica {replica} could not load version {version}: {reason}"
 
 
+class SealError(SeamlessError, RuntimeError):
+    """A replica's memory, or what it maps, does not have what the trainer had; `since` is what fitted last."""
+
+    version: int
+    shard: int
+    found: str
+    reason: str
+    since: str
+    TEXT = "version {version}, shard {shard}: {found}: {reason}. What fitted last: {since}"
+
+
 class ReplicaVersionError(SeamlessError, ValueError):
     """A replica has weights that it may not serve: their version is not the committed one."""
 

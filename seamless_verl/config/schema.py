@@ -268,6 +268,8 @@ class SeamlessConfig(SettingsNode):
     sampler: SamplerConfig = field(default_factory=SamplerConfig)
     gateway: GatewayConfig = field(default_factory=GatewayConfig)
     watchdog: WatchdogConfig = field(default_factory=WatchdogConfig)
+    seal: Literal["sample", "full", "off"] = "sample"
+    """What replicas compare with the trainer's weights, to the bit: a share of each version, or all of it."""
     restarts: NotNegative = 3
     """Times in a row that a lost replica, or an agent loop worker within ten minutes, is started again."""
     resources: Machines = None

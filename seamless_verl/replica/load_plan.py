@@ -36,15 +36,18 @@ class Copy:
 
     def run(self, weights: Mapping[str, torch.Tensor]) -> None:
         """On a device, the copy may still run when this returns."""
-        weight = weights[self.name]
-        begin = weight.storage_offset() + self.offset
-        source = weight.as_strided(self.size, self.stride, begin)
+        weight, source = weights[self.name], self.source(weights)
         if self.target.device != weight.device and not source.is_contiguous():
             # A shard of a row. The host would gather it word by word; the device does it after one transfer.
             extent = 1 + sum((size - 1) * stride for size, stride in zip(self.size, self.stride, strict=True))
-            whole = weight.as_strided((extent if source.numel() else 0,), (1,), begin)
+            whole = weight.as_strided((extent if source.numel() else 0,), (1,), source.storage_offset())
             source = whole.to(self.target.device, non_blocking=True).as_strided(self.size, self.stride, 0)
         self.target.copy_(source, non_blocking=True)
+
+    def source(self, weights: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """The view of the weight, of the shape of the target."""
+        weight = weights[self.name]
+        return weight.as_strided(self.size, self.stride, weight.storage_offset() + self.offset)
 
 
 @dataclass(frozen=True)
@@ -56,6 +59,10 @@ class Fill:
 
     def run(self, weights: Mapping[str, torch.Tensor]) -> None:
         self.target.fill_(self.value)
+
+    def source(self, weights: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """The value, in the shape of the target."""
+        return torch.full((), self.value, dtype=self.target.dtype).expand(self.target.shape)
 
 
 @dataclass(frozen=True)

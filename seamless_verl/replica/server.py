@@ -30,16 +30,17 @@ from vllm.third_party import pynvml
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 from seamless_verl.config.roles import engine_option
-from seamless_verl.errors import ConfigError, EngineStartError
+from seamless_verl.errors import ConfigError, EngineStartError, shorten
 from seamless_verl.platform.adaptation import rebound
 from seamless_verl.platform.nvml import UtilizationSampler, utilization_sampler
 from seamless_verl.replica.engine_source import AsyncLLMSource
 from seamless_verl.replica.scheduler import SCHEDULER_CLS, EnginePreemptions
-from seamless_verl.replica.worker_extension import KV_CACHE, check_replies, extension_name
+from seamless_verl.replica.worker_extension import KV_CACHE, check_replies, extension_name, is_broken_seal
 from seamless_verl.resources.ledger.activity import Activity, DeviceUse, NodeActivity
 from seamless_verl.rollout.engine import PauseMode
 from seamless_verl.rollout.observation import CacheUse
 from seamless_verl.runtime.checkpoint_marker import system_id
+from seamless_verl.runtime.console import show_line
 from seamless_verl.runtime.own_log import OwnLog, stream_names
 from seamless_verl.runtime.pictures import takes_recorded_prompts
 from seamless_verl.runtime.process import freeze_imports, show_log, stack_report
@@ -172,6 +173,9 @@ class SeamlessServer(vLLMHttpServer):  # type: ignore[misc]
         if self.ending or replies.cancelled():
             return
         logger.critical("replica-%s: its engine's process died, and this server ends with it", self.replica_rank)
+        self._end_at_once()
+
+    def _end_at_once(self) -> None:
         try:
             self.engine.shutdown(timeout=0)  # its other processes lose their parent
         finally:
@@ -209,24 +213,51 @@ class SeamlessServer(vLLMHttpServer):  # type: ignore[misc]
     async def update_weights(self, version: int, weights: Any) -> None:
         """Pauses, loads these weights and resumes; with this version loaded already it only resumes.
 
-        Weights and cache that were put away get their memory back, the cache after the weights are loaded.
+        Weights and cache that were put away get their memory back, the cache after the weights are loaded. Where the
+        seal does not fit, they are loaded again; where it then does not, this server ends, and is started again.
         """
         async with self.updating:
             if self.loaded == version and WEIGHTS not in self.put_away:
-                await self.take_cache()
-                await self._resume()
-                return
-            self.loaded = None  # a load that fails half-way leaves no known version
-            check_replies(await self.engine.collective_rpc("map_staged", args=(pickle.dumps(weights),)))
-            if WEIGHTS in self.put_away:
-                await self.wake_up([WEIGHTS])
-            with ExitStack() as until_resumed:
-                with ExitStack() as loading:
-                    began = await self._pause_and_load(version, until_resumed, loading)
+                try:
                     await self.take_cache()
-                    await self.clear_kv_cache()
-                    await self.set_global_steps(version)
-                self.pause_s = await self._resume_and_time() - began
+                    await self._resume()
+                    return
+                except Exception as error:
+                    self._say_broken(error, "It loads again")
+            for then in ("It loads again", "It is ended"):
+                self.loaded = None  # a load that fails half-way leaves no known version
+                await self._map(weights)
+                try:
+                    await self._load(version)
+                    return
+                except Exception as error:
+                    self._say_broken(error, then)
+            self._end_at_once()
+
+    async def _map(self, weights: Any) -> None:
+        """Has the engine's workers map these; another load would not help where they are not what the trainer had."""
+        try:
+            check_replies(await self.engine.collective_rpc("map_staged", args=(pickle.dumps(weights),)))
+        except Exception as error:
+            self._say_broken(error, "It waits for the next version")
+            raise
+
+    async def _load(self, version: int) -> None:
+        if WEIGHTS in self.put_away:
+            await self.wake_up([WEIGHTS])
+        with ExitStack() as until_resumed:
+            with ExitStack() as loading:
+                began = await self._pause_and_load(version, until_resumed, loading)
+                await self.take_cache()
+                await self.clear_kv_cache()
+                await self.set_global_steps(version)
+            self.pause_s = await self._resume_and_time() - began
+
+    def _say_broken(self, error: Exception, then: str) -> None:
+        """One line on the run's console for a seal that does not fit; any other error is raised again."""
+        if not is_broken_seal(error):
+            raise error
+        show_line(f"replica-{self.replica_rank}: {shorten(error)}. {then}")
 
     async def sleep(self) -> None:
         """Puts weights and cache away, as verl does; a second call changes nothing."""
@@ -240,6 +271,8 @@ class SeamlessServer(vLLMHttpServer):  # type: ignore[misc]
                 await self.take_cache()
             if self.put_away:  # a load failed half-way; vLLM puts nothing away from there
                 await self.wake_up(sorted(self.put_away))
+            if self.lora_as_adapter:
+                check_replies(await self.engine.collective_rpc("note_weights"))
             self.loaded, self.put_away = None, frozenset(PARTS)
             await super().sleep()
             if not self.lora_as_adapter:  # beside an adapter the model's own weights come from nowhere else

@@ -18,11 +18,13 @@ from verl.utils.device import get_torch_device
 from verl.workers.rollout.vllm_rollout import bucketed_weight_transfer
 from verl.workers.rollout.vllm_rollout.utils import vLLMColocateWorkerExtension
 
+from seamless_verl.errors import SealError
 from seamless_verl.platform.adaptation import rebound
 from seamless_verl.platform.vllm_versions import discard_memory, map_adapters_names
 from seamless_verl.replica.computed_buffers import keep_computed_buffers
-from seamless_verl.replica.load_plan import PlanCache
+from seamless_verl.replica.load_plan import LoadPlan, PlanCache
 from seamless_verl.replica.own_logprobs import LogprobRecorder, LogprobRecorderV2, record_own_logprobs
+from seamless_verl.replica.seal import ResidentSeal
 from seamless_verl.runtime.checkpoint_marker import system_id
 from seamless_verl.runtime.process import end_with_process
 from seamless_verl.weights.host_copies import HostCopies
@@ -65,14 +67,21 @@ def check_replies(replies: Sequence[Any]) -> Sequence[Any]:
     return replies
 
 
+def is_broken_seal(error: Exception) -> bool:
+    """Whether a worker's error, as it comes from the engine's processes, is a seal that does not fit."""
+    return SealError.__name__ in str(error)
+
+
 class SeamlessWorkerExtension(vLLMColocateWorkerExtension):  # type: ignore[misc]
     """Runs in each worker of an engine; vLLM calls its methods by name. Owned state: the mapped memory of the host, the
-    weights in it that the next load loads, the load plan, whether the cache is put away, and the recorder of logprobs.
+    weights in it that the next load loads, the load plan, the seal of what is loaded, whether the cache is put away,
+    and the recorder of logprobs.
     """
 
     mapped_memory: MappedMemory | None = None
     mapped: tuple[StagedWeights, Weights] | None = None
     plan_cache: PlanCache | None = None
+    resident: ResidentSeal | None = None
     cache_away = False
     own_logprobs: LogprobRecorder | LogprobRecorderV2 | None = None
 
@@ -99,29 +108,51 @@ class SeamlessWorkerExtension(vLLMColocateWorkerExtension):  # type: ignore[misc
 
     @returning_errors
     def map_staged(self, staged: bytes) -> None:
-        """Maps those of these pickled StagedWeights that are on this host; the engine may generate meanwhile."""
+        """Maps those of these pickled StagedWeights that are on this host; the engine may generate meanwhile.
+
+        Raises SealError if they are not what the trainer had. The workers of an engine divide the blocks among them.
+        """
         pinned = HostCopies() if torch.cuda.is_available() else None
         self.mapped_memory = self.mapped_memory or MappedMemory(pinned)
-        self.mapped = map_on_this_host(pickle.loads(staged), self.mapped_memory)
+        self.resident = self.resident or ResidentSeal(self.rank)
+        self.mapped = None
+        mapped = map_on_this_host(pickle.loads(staged), self.mapped_memory)
+        self.resident.mapped(*mapped, self.mapped_memory, self.vllm_config.parallel_config.world_size)
+        self.mapped = mapped
 
     @returning_errors
     def drop_memory(self) -> None:
         """After vLLM's worker was put to sleep: drops what it has kept, on a platform where it keeps all."""
+        if self.resident is not None:
+            self.resident.away = True
         getattr(self, DROP_MEMORY, nothing_kept)()
+
+    @returning_errors
+    def note_weights(self) -> None:
+        """Before memory is put away: makes digests of weights that will be there when it is back."""
+        if self.resident is not None:
+            self.resident.note(list(self._iter_all_models()))
 
     @returning_errors
     def put_cache_away(self) -> None:
         """Gives the memory of the KV cache to others, contents and all; the weights stay. May be repeated."""
         if not self.cache_away:
+            if self.resident is not None:
+                self.resident.note(list(self._iter_all_models()))
             getattr(self, DROP_CACHE, partial(discard_memory, KV_CACHE))()
             self.cache_away = True
 
     @returning_errors
     def take_cache_back(self) -> None:
-        """Maps memory for the KV cache again, at the same addresses; its contents are lost. May be repeated."""
+        """Maps memory for the KV cache again, at the same addresses; its contents are lost. May be repeated.
+
+        Raises SealError if weights changed meanwhile, once the cache is back.
+        """
         if self.cache_away:
             self.wake_up([KV_CACHE])
             self.cache_away = False
+            if self.resident is not None:
+                self.resident.compare_noted()
 
     def clock(self) -> float:
         """The time at which the engine runs this call, on its host's clock."""
@@ -131,21 +162,32 @@ class SeamlessWorkerExtension(vLLMColocateWorkerExtension):  # type: ignore[misc
     def load_staged(self, version: int, bucket_bytes: int) -> float:
         """Loads what was mapped, while the engine is paused; returns when it began, on this host's clock."""
         began = time.monotonic()
-        assert self.mapped is not None and self.mapped[0].version == version, f"version {version} is not mapped"
+        assert self.mapped is not None and self.resident is not None, f"version {version} is not mapped"
+        assert self.mapped[0].version == version, (
+            f"version {version} is to be loaded, {self.mapped[0].version} is mapped"
+        )
         (staged, weights), self.mapped = self.mapped, None
         self.plan_cache = self.plan_cache or PlanCache()
         is_model = staged.peft is None
         no_plan = PlanCache(attempted=True)  # for an adapter, which is no part of the model
         cache, models = (self.plan_cache, list(self._iter_all_models())) if is_model else (no_plan, [])
         getattr(self, BEFORE_LOAD, no_preparation)(models, planned=cache.plan is not None)
-        receiver = partial(MappedReceiver, weights, bucket_bytes, cache, models)
+        copied = partial(self.resident.copied, models=models, staged=staged, weights=weights)
+        receiver = partial(MappedReceiver, weights, bucket_bytes, cache, models, copied=copied)
         adapter = {} if is_model else {"peft_config": staged.peft, "base_sync_done": True}
         if adapter:
             map_adapters_names()
-        with rebound(bucketed_weight_transfer, BucketedWeightReceiver=receiver):
-            self.update_weights_from_ipc(**adapter, use_shm=True)
-        assert self.mapped_memory is not None
-        self.mapped_memory.check(staged)
+            self.resident.compare_noted(version)  # the model's own weights, which no load brings again
+        try:
+            with rebound(bucketed_weight_transfer, BucketedWeightReceiver=receiver):
+                self.update_weights_from_ipc(**adapter, use_shm=True)
+            assert self.mapped_memory is not None
+            self.mapped_memory.check(staged)
+            if is_model:
+                self.resident.loaded(cache.plan, staged, weights)
+        except SealError:
+            self.plan_cache = None  # the model's own loaders load next
+            raise
         return began
 
 
@@ -169,19 +211,23 @@ class MappedReceiver:
         zmq_handle: str,
         device: torch.device,
         use_shm: bool,
+        *,
+        copied: Callable[[LoadPlan | None], None] = lambda plan: None,
     ) -> None:
         self.weights, self.bucket_bytes, self.device = weights, bucket_bytes, device
-        self.cache, self.models = cache, models
+        self.cache, self.models, self.copied = cache, models, copied
 
     def receive_weights(self, on_bucket_received: Callable[[Weights, bool], None]) -> None:
         if self.cache.load(self.weights, self.models):
             # In place: the engine keeps what it has for its next step, which the trainer beside it might take.
             get_torch_device().synchronize()
+            self.copied(self.cache.plan)
             return
         with self.cache.recording(self.models) as next_bucket:
             self.load_buckets(on_bucket_received, next_bucket)
         get_torch_device().synchronize()
         get_torch_device().empty_cache()
+        self.copied(self.cache.plan)
 
     def load_buckets(
         self, on_bucket_received: Callable[[Weights, bool], None], next_bucket: Callable[[Weights], None]

@@ -279,6 +279,7 @@ class RunSetup:
             released=self.placement.handover.cuts_calls,
             syncing=partial(device_time.doing, DeviceUse.SYNC),
             hosts=self.plane.hosts,
+            seal=self.seamless.seal,
         )
 
     def _pauses_s(self, ids: Sequence[str]) -> list[float]:

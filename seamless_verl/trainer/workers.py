@@ -39,6 +39,7 @@ from seamless_verl.weights.background import (
     without_progress_bars,
 )
 from seamless_verl.weights.host_copies import work_after_this
+from seamless_verl.weights.seal import SealMode
 from seamless_verl.weights.staging import Report, StagedWeights, StagingMemory, StagingShare, mapped_of_host
 from seamless_verl.weights.transfer import node_id
 
@@ -102,13 +103,14 @@ class SeamlessActorWorker(FetchesAhead, RotatesCheckpoints, DetachActorWorker):
         return NodeActivity(self.activity.take(), node_id())
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
-    def stage_weights(self, version: int) -> Report | StagingBegun:
+    def stage_weights(self, version: int, seal: SealMode) -> Report | StagingBegun:
         """Copies the weights out of the engine, for replicas to map or to receive; all ranks call it together.
 
         The first rank of a host returns the place of the host's copy, the others their share, and None those of a host
         without. A rank whose export needs no other returns StagingBegun at once, and the rest by `finish_staging`.
         """
         beside = "rollout" in self.role
+        self.staged.seal = seal
         summon = {"layered_summon": self.layered_summon} if beside else {}
         with self.activity.doing(DeviceUse.SYNC):
             # Of adapters that are not merged, these alone: engines have the model's own weights from its files.
@@ -137,7 +139,9 @@ class SeamlessActorWorker(FetchesAhead, RotatesCheckpoints, DetachActorWorker):
             if self.actor.engine.is_param_offload_enabled:
                 self.actor.engine.to("cpu", model=True, optimizer=False, grad=False)
         first = staged is None or self.ranks_of_host[0] == self.rank
-        return staged if first else StagingShare(staged.host, staged.layout)
+        if first:
+            return staged
+        return StagingShare(staged.host, staged.layout, b"" if staged.seal is None else staged.seal.rows)
 
     def _begin_staging(self, *, every_host: bool) -> bool:
         """Begins a version with this host's other ranks; False if it stages none, as all but rank 0's do by default."""

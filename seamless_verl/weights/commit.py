@@ -26,6 +26,7 @@ import ray
 from verl.single_controller.ray import RayWorkerGroup
 
 from seamless_verl.weights.background import StagingBegun, StagingEnd
+from seamless_verl.weights.seal import SealMode
 from seamless_verl.weights.staging import Report, StagedWeights, one_per_host
 from seamless_verl.weights.transfer import Transfer
 from seamless_verl.weights.update import CommitTimes, Reach, WeightUpdate
@@ -52,6 +53,7 @@ class WeightCommit:
         released: replicas on the trainer's devices release their memory while training computes.
         syncing: records in the ledger that these devices load.
         hosts: the host of each replica, by its id; without them all are on one.
+        seal: what of each version is sealed: `sample`, `full` or `off`.
     """
 
     execute: Callable[..., Any]
@@ -65,6 +67,7 @@ class WeightCommit:
     released: bool = False
     syncing: Callable[[Sequence[str]], AbstractContextManager[None]] = lambda devices: nullcontext()
     hosts: Mapping[str, str] = field(default_factory=dict)
+    seal: SealMode = "sample"
     committed: tuple[int, Staged] | None = None  # the version, and where it is staged until the next one is
     begun: int | None = None  # the version of the last call
     update: WeightUpdate | None = None  # to the version that was committed last, or is
@@ -84,7 +87,7 @@ class WeightCommit:
         earlier, self.times = self.times, CommitTimes(waited_s=time.monotonic() - began)
         named = {"waited_s": self.times.waited_s} | (earlier.metrics() if earlier.load_s else {})
         of_planes = self.metrics(True)
-        begun = self.trainers.stage_weights(version)
+        begun = self.trainers.stage_weights(version, self.seal)
         metrics, commit = dict[str, Any](), {"commit": partial(self.commit, version, begun)}
         if not self.goes_on(begun):
             metrics, commit = self.commit(version, begun), {}
@@ -107,6 +110,7 @@ class WeightCommit:
             reports = [end.report for end in ends]
             self.times.held_s = max(end.held_s for end in ends)
         staged = one_per_host(reports)
+        self.times.sealed([one.seal for one in staged if one.seal is not None])
         sent, metrics = self.transfer.stage(version, staged) if self.transfer else ([], {})
         self.times.stage_s = time.monotonic() - self.times.began
         ray.get(self.execute("commit", version))

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 from math import prod
 from typing import Any, NamedTuple
@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import torch
 
 from seamless_verl.weights.host_copies import HostCopies
+from seamless_verl.weights.seal import Seal, Sealing, SealMode
 
 TOKEN_BYTES = 16
 ALIGNED = 64  # bytes: a cache line, and a multiple of every element's size
@@ -47,7 +48,7 @@ class StagedWeights:
     """The location of staged weights, which is sent to the processes that map them.
 
     `host` is the Ray node, `token` the first bytes of the memory. `peft` is verl's config of an adapter, None for a
-    model's weights.
+    model's weights. `seal` is None where none is made.
     """
 
     version: int
@@ -57,6 +58,7 @@ class StagedWeights:
     token: bytes
     placed: tuple[PlacedWeight, ...]
     peft: Any = None
+    seal: Seal | None = None
 
     @property
     def layout(self) -> str:
@@ -122,10 +124,12 @@ class StagingPlace(NamedTuple):
 
 
 class StagingShare(NamedTuple):
-    """A rank's report that it has written its share; `layout` is where it saw all weights of the version."""
+    """A rank's report that it has written its share; `layout` is where it saw all weights of the version, and `sealed`
+    has the rows of its share's seal."""
 
     host: str
     layout: str
+    sealed: bytes = b""
 
 
 Report = StagedWeights | StagingShare | None
@@ -136,7 +140,8 @@ class StagingMemory:
     """Owns the memory of a host. Call `begin`, `add` for each weight, `end`; then other processes can map it.
 
     Ranks of a host may divide a version: the first one begins, the others `join`, all of them add all weights in the
-    same order, and each writes a share of the bytes. The version is complete when all have ended.
+    same order, and each writes a share of the bytes, with its seal unless `seal` is off. The version is complete when
+    all have ended.
     """
 
     def __init__(self, host: str, copies: HostCopies | None = None) -> None:
@@ -146,6 +151,8 @@ class StagingMemory:
         self.size = 0
         self.placed: list[PlacedWeight] = []
         self.weights: StagedWeights | None = None
+        self.seal: SealMode = "off"
+        self._sealing, self._versions = Sealing("off", 0), 0
         self._memory: torch.Tensor | None = None  # what the file had when the version was begun
         self._index, self._shares = 0, [0]
 
@@ -170,6 +177,7 @@ class StagingMemory:
         assert self.file is not None
         self.token, self.weights, self.placed, self.size = place.token, None, [], TOKEN_BYTES
         self._index, self._shares = index, [0] * ranks
+        self._sealing, self._versions = Sealing(self.seal, self._versions), self._versions + 1
         size = os.fstat(self.file).st_size
         if size > TOKEN_BYTES and (self._memory is None or self._memory.nbytes < size):
             self.copies.unpin()
@@ -186,6 +194,7 @@ class StagingMemory:
         self._shares[fewest] += placed.nbytes
         if fewest == self._index:
             self._write(placed, weight.detach())
+            self._sealing.add(len(self.placed) - 1, weight.detach())
 
     def _write(self, placed: PlacedWeight, weight: torch.Tensor) -> None:
         assert self.file is not None
@@ -201,7 +210,12 @@ class StagingMemory:
         self.copies.finish()
         if os.fstat(self.file).st_size < self.size:  # an empty last weight, or one in another rank's share
             os.truncate(self.file, self.size)
-        self.weights = StagedWeights(version, self.host, self.path, self.size, self.token, tuple(self.placed), peft)
+        seal = None
+        if self.seal != "off":
+            rows = self._sealing.end()
+            seal = Seal(version, self.seal == "full", rows, self._sealing.seconds)
+        placed = tuple(self.placed)
+        self.weights = StagedWeights(version, self.host, self.path, self.size, self.token, placed, peft, seal)
         return self.weights
 
     def close(self) -> None:
@@ -229,10 +243,12 @@ def one_per_host(reports: Iterable[Report]) -> list[StagedWeights]:
     reports = list(reports)
     staged = list({one.host: one for one in reports if isinstance(one, StagedWeights)}.values())
     layouts = {weights.host: weights.layout for weights in staged}
-    for share in reports:
-        if isinstance(share, StagingShare) and share.layout != layouts[share.host]:
+    shares = [one for one in reports if isinstance(one, StagingShare)]
+    for share in shares:
+        if share.layout != layouts[share.host]:
             raise RuntimeError(f"the trainer's ranks on node {share.host} export different weights: none are staged")
-    return staged
+    sealed = {weights.host: b"".join(one.sealed for one in shares if one.host == weights.host) for weights in staged}
+    return [one if one.seal is None else replace(one, seal=one.seal.joined(sealed[one.host])) for one in staged]
 
 
 def mapped_of_host(staged: Iterable[StagedWeights], host: str) -> list[tuple[str, torch.Tensor]]:

@@ -140,8 +140,8 @@ class Transfer(CheckpointEngineManager):  # type: ignore[misc]
         self.keepers |= {node: worker for (worker, node), kept in zip(receivers, keeps, strict=True) if kept}
         metrics = {name: value for result in results[: len(sent)] for name, value in (result or {}).items()}
         kept = one_per_host(results[len(sent) :])
-        adapters = [one.peft for one in staged if one.peft is not None]  # its config goes with an adapter's weights
-        return [replace(one, peft=adapters[0]) for one in kept] if adapters else kept, metrics
+        # An adapter's config goes with its weights, and the seal of what the trainer had with every copy.
+        return [replace(one, peft=staged[0].peft, seal=staged[0].seal) for one in kept], metrics
 
 
 def node_of(worker: Any, reply: Any, deadline: float) -> str | None:

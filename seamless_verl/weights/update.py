@@ -19,8 +19,12 @@ from concurrent.futures import Future
 from dataclasses import KW_ONLY, dataclass, field
 from enum import StrEnum
 from functools import partial
+from typing import TYPE_CHECKING
 
 from seamless_verl.errors import WeightsNotLoadedError
+
+if TYPE_CHECKING:
+    from seamless_verl.weights.seal import Seal
 
 Load = Callable[[Sequence[str]], None]
 Action = Callable[[], None]
@@ -60,6 +64,10 @@ class CommitTimes:
     since they have not generated for longer"""
     not_loaded: int = 0
     """replicas that could not load, and are STALE or DEAD"""
+    seal_s: float = 0.0
+    """of the staging, for the digests of the seal; of a host's first rank"""
+    sealed_bytes: int = 0
+    """of weights that the seal covers, on one host"""
     began: float = field(default_factory=time.monotonic)
     """when the staging began, by the monotonic clock"""
     committed: float | None = None
@@ -87,12 +95,18 @@ class CommitTimes:
         if for_loads:
             self.loads_waited_s += max(0.0, now - max(since, committed))
 
+    def sealed(self, seals: Sequence[Seal]) -> None:
+        """The seals of the version, one of each host on which the trainer has staged it."""
+        self.seal_s = max((seal.seconds for seal in seals), default=0.0)
+        self.sealed_bytes = max((seal.nbytes for seal in seals), default=0)
+
     def metrics(self) -> dict[str, float]:
         """Known when all loads have ended. `standstill_share` is the mean share of the commit for which a replica
         paused, `trainer_share` that for which the trainer waited until the version was committed."""
         named = {"stage_s": self.stage_s, "trainer_s": self.trainer_s, "loads_waited_s": self.loads_waited_s}
         named |= {"load_s": self.load_s, "standstill_max_s": max(self.pauses_s, default=0.0)}
-        named["not_loaded"] = float(self.not_loaded)
+        named |= {"not_loaded": float(self.not_loaded)}
+        named |= {"seal_s": self.seal_s, "sealed_bytes": float(self.sealed_bytes)}
         if self.total_s > 0:
             named["trainer_share"] = self.trainer_s / self.total_s
         if self.pauses_s:

@@ -14,6 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from verl.workers.config import RolloutConfig
 from verl.workers.rollout.replica import RolloutMode
 
+from seamless_verl.replica import server as replica_server
 from seamless_verl.replica.server import UNKNOWN, SeamlessServer
 from seamless_verl.rollout.engine import PauseMode
 
@@ -207,3 +208,64 @@ async def test_within_a_load_no_state_is_reported_and_nothing_is_generated(fails
     await asyncio.wait({loading})
     assert await status == ((UNKNOWN, "keep") if fails else (2, None))
     await resuming
+
+
+class BrokenEngine(StubEngine):
+    """As many of its calls to `method` as `broken` find a seal that does not fit."""
+
+    def __init__(self, method: str, broken: int) -> None:
+        super().__init__()
+        self.method, self.broken = method, broken
+
+    async def collective_rpc(self, method: str, args: tuple[Any, ...] = ()) -> list[Any]:
+        replies = await super().collective_rpc(method, args)
+        if method == self.method and self.broken:
+            self.broken -= 1
+            return ["SealError: version 2, shard 0: norm: not what was staged. What fitted last: version 1"]
+        return replies
+
+
+@pytest.mark.parametrize(
+    ("method", "broken", "loads", "ends", "says"),
+    [
+        ("load_staged", 1, 2, False, ["It loads again"]),
+        ("load_staged", 2, 2, True, ["It loads again", "It is ended"]),
+        ("map_staged", 1, 0, None, ["It waits for the next version"]),
+    ],
+)
+async def test_a_seal_that_does_not_fit(
+    method: str, broken: int, loads: int, ends: bool | None, says: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One line for each, another load, and the end of a server that differs again; staged memory is as it is."""
+    lines, ended = list[str](), list[bool]()
+    monkeypatch.setattr(replica_server, "show_line", lines.append)
+    server = BookedServer()
+    server.replica_rank = 3
+    server.engine = engine = BrokenEngine(method, broken)
+    server.source = StubSource(engine)
+    server._end_at_once = lambda: ended.append(engine.running)
+    if ends is None:
+        with pytest.raises(RuntimeError, match="SealError"):
+            await server.update_weights(2, [])
+    else:
+        await server.update_weights(2, [])
+    assert engine.loads == loads and ended == ([False] if ends else [])
+    assert engine.running is (ends is not True), "it serves what does not fit, or what fits is not served"
+    assert (server.loaded == 2) is (ends is False)
+    assert [line.rsplit(". ", 1)[1] for line in lines] == says
+    assert all(line.startswith("replica-3: SealError: version 2, shard 0: norm") for line in lines)
+
+
+async def test_weights_that_changed_while_the_cache_was_away_are_loaded_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = list[str]()
+    monkeypatch.setattr(replica_server, "show_line", lines.append)
+    server = BookedServer()
+    server.replica_rank = 3
+    server.engine = engine = BrokenEngine("take_cache_back", 1)
+    server.source = StubSource(engine)
+    await server.update_weights(1, [])
+    await server.source.pause(PauseMode.ABORT)
+    await server.put_cache_away()
+    await server.update_weights(1, [])
+    assert (engine.loads, engine.mapped, engine.running, server.put_away) == (2, BOTH, True, frozenset())
+    assert len(lines) == 1 and server.loaded == 1

@@ -53,6 +53,7 @@ async def load(
     loaded: Callable[[], None] = lambda: None,
 ) -> float:
     """Seconds for which the load paused the engine; `loaded` is called before the resume."""
+    memory.seal = "sample"
     memory.begin()
     for name, weight in weights.items():
         memory.add(name, weight)

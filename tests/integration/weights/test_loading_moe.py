@@ -42,6 +42,7 @@ def engine(model: Path) -> Iterator[Engine]:
 
 async def load(engine: Engine, memory: StagingMemory, weights: Mapping[str, torch.Tensor], version: int) -> list[bool]:
     """Whether each worker has a load plan after it."""
+    memory.seal = "sample"
     memory.begin()
     for name, weight in weights.items():
         memory.add(name, weight)
