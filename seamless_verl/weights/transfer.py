@@ -140,8 +140,9 @@ class Transfer(CheckpointEngineManager):  # type: ignore[misc]
         self.keepers |= {node: worker for (worker, node), kept in zip(receivers, keeps, strict=True) if kept}
         metrics = {name: value for result in results[: len(sent)] for name, value in (result or {}).items()}
         kept = one_per_host(results[len(sent) :])
-        # An adapter's config goes with its weights, and the seal of what the trainer had with every copy.
-        return [replace(one, peft=staged[0].peft, seal=staged[0].seal) for one in kept], metrics
+        own = next((one for one in staged if one.peft is not None or one.seal is not None), None)
+        # An adapter's config goes with its weights, and with every copy the seal of what the trainer had.
+        return kept if own is None else [replace(one, peft=own.peft, seal=own.seal) for one in kept], metrics
 
 
 def node_of(worker: Any, reply: Any, deadline: float) -> str | None:

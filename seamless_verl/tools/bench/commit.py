@@ -39,6 +39,7 @@ from seamless_verl.tools.bench.commit_processes import STAGING, BenchServer, Ben
 from seamless_verl.tools.bench.shared import bench_parser, numbers
 from seamless_verl.weights.background import StagingBegun
 from seamless_verl.weights.commit import WeightCommit
+from seamless_verl.weights.seal import SealMode
 from seamless_verl.weights.staging import StagedWeights, StagingShare
 from seamless_verl.weights.update import CommitTimes
 
@@ -112,8 +113,9 @@ class BenchTrainers:
         self.workers = [made.options(num_cpus=0).remote() for _ in range(ranks)]
         self.in_background = in_background
 
-    def stage_weights(self, version: int) -> list[StagedWeights | StagingShare | StagingBegun]:
+    def stage_weights(self, version: int, seal: SealMode) -> list[StagedWeights | StagingShare | StagingBegun]:
         ranks = len(self.workers)
+        ray.get([worker.set_seal.remote(seal) for worker in self.workers])
         place = ray.get(self.workers[0].begin.remote(ranks)) if ranks > 1 else None
         ranked = enumerate(self.workers)
         return list(ray.get([one.stage.remote(version, place, i, ranks, self.in_background) for i, one in ranked]))

@@ -10,11 +10,13 @@ import ray
 import torch
 
 from seamless_verl.replica.load_plan import PlanCache
+from seamless_verl.replica.seal import ResidentSeal
 from seamless_verl.rollout.engine import PauseMode
 from seamless_verl.rollout.observation import CacheUse
 from seamless_verl.tools.bench.stub_engine import StubEngine
 from seamless_verl.transport import EngineServer, serve_engine
 from seamless_verl.weights.background import BackgroundStaging, StagingBegun, StagingEnd
+from seamless_verl.weights.seal import SealMode
 from seamless_verl.weights.staging import (
     MappedMemory,
     StagedWeights,
@@ -48,6 +50,9 @@ class BenchTrainer:
         self.staged.close()
         self.weights = named_weights(parameters)
 
+    def set_seal(self, seal: SealMode) -> None:
+        self.staged.seal = seal
+
     def begin(self, ranks: int) -> StagingPlace:
         return self.staged.begin(ranks)
 
@@ -68,7 +73,8 @@ class BenchTrainer:
         for name, weight in self.weights:
             self.staged.add(name, weight)
         staged = self.staged.end(version)
-        return StagingShare(HOST, staged.layout) if index else staged
+        sealed = b"" if staged.seal is None else staged.seal.rows
+        return StagingShare(HOST, staged.layout, sealed) if index else staged
 
     @ray.method(concurrency_group=STAGING)  # type: ignore[untyped-decorator]
     def finish(self) -> StagingEnd:
@@ -94,7 +100,7 @@ class BenchServer:
     def set_up(self, parameters: int) -> None:
         self.model = torch.nn.ParameterDict(dict(named_weights(parameters)))
         self.model.requires_grad_(False)
-        self.memory, self.plan = MappedMemory(), PlanCache()
+        self.memory, self.plan, self.resident = MappedMemory(), PlanCache(), ResidentSeal(0)
         self.pause_s = self.cpu_s = 0.0
 
     async def listen(self, token: str, devices: Sequence[str], keep_kv: bool) -> tuple[str, int]:
@@ -117,10 +123,13 @@ class BenchServer:
     async def update_weights(self, version: int, weights: Sequence[StagedWeights]) -> None:
         """Maps, pauses, loads and resumes, as a replica's server and its workers do it."""
         staged, mapped = map_on_this_host(weights, self.memory)
+        self.resident.mapped(staged, mapped, self.memory, 1)
         began, cpu_began = time.monotonic(), time.thread_time()
         await self.engine.pause(PauseMode.KEEP)
         self.load(mapped)
+        self.resident.copied(self.plan.plan, [self.model], staged, mapped)
         self.memory.check(staged)
+        self.resident.loaded(self.plan.plan, staged, mapped)
         self.engine.version = version
         await self.engine.resume()
         self.cpu_s = time.thread_time() - cpu_began  # read first: it is a part of the pause

@@ -55,7 +55,7 @@ def test_each_bucket_is_on_the_device_until_its_copies_have_ended(device: FakeDe
 
 
 def test_a_worker_that_vllm_puts_to_sleep_keeps_nothing_to_drop() -> None:
-    SeamlessWorkerExtension.drop_memory(SimpleNamespace())
+    SeamlessWorkerExtension.drop_memory(SimpleNamespace(resident=None))
     no_preparation([], planned=True)
 
 

@@ -87,7 +87,7 @@ class Trainers:
             self.weights[i] = value
             time.sleep(0)
 
-    def stage_weights(self, version: int) -> Collection[Any]:
+    def stage_weights(self, version: int, seal: str) -> Collection[Any]:
         assert not self.loading(), "staged while a replica loads"
         self.memory.version = BETWEEN
         copy = partial(self.copy, version, list(self.weights))
