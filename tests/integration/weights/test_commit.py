@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from types import SimpleNamespace
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import pytest
 from hypothesis import given, settings
@@ -56,7 +56,7 @@ class LoadingEngine(StubEngine):
         await super().pause("keep")  # type: ignore[arg-type]
         self.memory.loading.add(self.replica_id)
         try:
-            assert weights == [self.memory.version] == [version], "mapped another version"
+            assert weights == [Copied(self.memory.version)] == [Copied(version)], "mapped another version"
             for _ in range(self.turns):
                 await asyncio.sleep(0)
             if self.stuck:
@@ -69,6 +69,13 @@ class LoadingEngine(StubEngine):
             self.memory.loading.discard(self.replica_id)
         self.version, self.loads = version, self.loads + 1
         await self.resume()
+
+
+class Copied(NamedTuple):
+    """Staged weights, without a seal."""
+
+    version: int
+    seal: None = None
 
 
 class Trainers:
@@ -106,7 +113,7 @@ class Trainers:
         if self.error is not None:
             raise self.error
         self.memory.version = version
-        return version
+        return Copied(version)
 
     def finish_staging(self) -> list[StagingEnd]:
         return [self.copying.result()]
@@ -439,5 +446,5 @@ def test_where_a_host_waits_for_the_weights_the_trainer_does_too() -> None:
         made.version += 1
         made.trainers.update(1)
         assert made.commit.begin(1)["bytes"] == 7.0
-        assert made.fleet.committed == 1 and sent == [(1, [1], threading.current_thread())]
+        assert made.fleet.committed == 1 and sent == [(1, [Copied(1)], threading.current_thread())]
         made.check_loaded()
