@@ -54,7 +54,7 @@ class ResidentSeal:
         self.packed: set[int] | None = None  # places in `steps`; None until a load has shown it
         self.fitted: int | None = None
         self.away = False
-        self.noted: list[tuple[str, torch.Tensor, int]] = []
+        self.remembered: list[tuple[str, torch.Tensor, int]] = []
         self._digests: list[int] = []
         self._unplanned = False  # and it was said
 
@@ -98,28 +98,30 @@ class ResidentSeal:
                 logger.warning("shard %d: sealed only until the engine packs them: %s", self.shard, names)
         else:
             self._compare([i for i in range(len(self.steps)) if i not in self.packed], staged, weights)
-        self.fitted, self.away, self.noted, self._digests = staged.version, False, [], []
+        self.fitted, self.away, self.remembered, self._digests = staged.version, False, [], []
 
-    def note(self, models: Sequence[torch.nn.Module]) -> None:
+    def remember(self, models: Sequence[torch.nn.Module]) -> None:
         """Makes digests of a drawn block of each parameter and buffer; only once a sealed version was loaded."""
         if self.fitted is None:
             return
         named = [(name, one) for model in models for name, one in (*model.named_parameters(), *model.named_buffers())]
-        self.noted = [(name, one, random.randrange(blocks_of(one))) for name, one in named if one.numel()]
-        self._digests = self._noted_digests()
+        self.remembered = [(name, one, random.randrange(blocks_of(one))) for name, one in named if one.numel()]
+        self._digests = self._remembered_digests()
 
-    def compare_noted(self, version: int | None = None) -> None:
-        """Compares with what was noted; raises SealError for what changed, also when it is asked again."""
+    def compare_remembered(self, version: int | None = None) -> None:
+        """Compares with what was remembered; raises SealError for what changed, also when it is asked again."""
         changed = [
-            one[0] for one, was, now in zip(self.noted, self._digests, self._noted_digests(), strict=True) if was != now
+            one[0]
+            for one, was, now in zip(self.remembered, self._digests, self._remembered_digests(), strict=True)
+            if was != now
         ]
         if changed:
             raise self.error(self.fitted if version is None else version, changed, "changed while memory was away")
-        self.noted, self._digests = [], []
+        self.remembered, self._digests = [], []
 
-    def _noted_digests(self) -> list[int]:
+    def _remembered_digests(self) -> list[int]:
         """Waits for a device once."""
-        found = [digests_of(tensor.detach(), [block]) for _, tensor, block in self.noted]
+        found = [digests_of(tensor.detach(), [block]) for _, tensor, block in self.remembered]
         return torch.cat(found).tolist() if found else []
 
     def _compare(self, places: Iterable[int], staged: StagedWeights, weights: Weights) -> None:

@@ -272,7 +272,7 @@ class SeamlessServer(vLLMHttpServer):  # type: ignore[misc]
             if self.put_away:  # a load failed half-way; vLLM puts nothing away from there
                 await self.wake_up(sorted(self.put_away))
             if self.lora_as_adapter:
-                check_replies(await self.engine.collective_rpc("note_weights"))
+                check_replies(await self.engine.collective_rpc("remember_weights"))
             self.loaded, self.put_away = None, frozenset(PARTS)
             await super().sleep()
             if not self.lora_as_adapter:  # beside an adapter the model's own weights come from nowhere else

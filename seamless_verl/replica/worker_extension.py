@@ -128,17 +128,17 @@ class SeamlessWorkerExtension(vLLMColocateWorkerExtension):  # type: ignore[misc
         getattr(self, DROP_MEMORY, nothing_kept)()
 
     @returning_errors
-    def note_weights(self) -> None:
+    def remember_weights(self) -> None:
         """Before memory is put away: makes digests of weights that will be there when it is back."""
         if self.resident is not None:
-            self.resident.note(list(self._iter_all_models()))
+            self.resident.remember(list(self._iter_all_models()))
 
     @returning_errors
     def put_cache_away(self) -> None:
         """Gives the memory of the KV cache to others, contents and all; the weights stay. May be repeated."""
         if not self.cache_away:
             if self.resident is not None:
-                self.resident.note(list(self._iter_all_models()))
+                self.resident.remember(list(self._iter_all_models()))
             getattr(self, DROP_CACHE, partial(discard_memory, KV_CACHE))()
             self.cache_away = True
 
@@ -152,7 +152,7 @@ class SeamlessWorkerExtension(vLLMColocateWorkerExtension):  # type: ignore[misc
             self.wake_up([KV_CACHE])
             self.cache_away = False
             if self.resident is not None:
-                self.resident.compare_noted()
+                self.resident.compare_remembered()
 
     def clock(self) -> float:
         """The time at which the engine runs this call, on its host's clock."""
@@ -177,7 +177,7 @@ class SeamlessWorkerExtension(vLLMColocateWorkerExtension):  # type: ignore[misc
         adapter = {} if is_model else {"peft_config": staged.peft, "base_sync_done": True}
         if adapter:
             map_adapters_names()
-            self.resident.compare_noted(version)  # the model's own weights, which no load brings again
+            self.resident.compare_remembered(version)  # the model's own weights, which no load brings again
         try:
             with rebound(bucketed_weight_transfer, BucketedWeightReceiver=receiver):
                 self.update_weights_from_ipc(**adapter, use_shm=True)

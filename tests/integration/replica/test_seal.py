@@ -116,8 +116,8 @@ def test_two_thousand_versions_without_a_false_alarm() -> None:
         if version % 50 == 49:
             worker.seal.away = True
         if version % 20 == 19:
-            worker.seal.note([worker.model])
-            worker.seal.compare_noted()
+            worker.seal.remember([worker.model])
+            worker.seal.compare_remembered()
         worker.load(trainer.stage(version))
     assert worker.cache.plan is not None and worker.seal.fitted == 1999
 
@@ -179,15 +179,15 @@ def test_two_swapped_shards_are_named() -> None:
 def test_memory_that_changed_while_other_memory_was_away_is_named() -> None:
     worker = Worker(Sharded())
     worker.load(Trainer().stage(1))
-    worker.seal.note([worker.model])
-    worker.seal.compare_noted()
-    worker.seal.note([worker.model])
+    worker.seal.remember([worker.model])
+    worker.seal.compare_remembered()
+    worker.seal.remember([worker.model])
     worker.model.layers[2].down.data.zero_()
     for _ in range(2):
         with pytest.raises(SealError, match=r"version 1, shard 0: layers.2.down: changed while memory was away"):
-            worker.seal.compare_noted()
+            worker.seal.compare_remembered()
     worker.load(Trainer().stage(1))
-    worker.seal.compare_noted()
+    worker.seal.compare_remembered()
 
 
 def test_what_a_kernel_packs_in_place_is_compared_before_that_and_named_once(caplog: pytest.LogCaptureFixture) -> None:
