@@ -15,7 +15,9 @@ from contextlib import ExitStack, nullcontext
 from functools import partial
 from typing import Any, NoReturn
 
+import numpy as np
 import ray
+from numpy.typing import NDArray
 from verl.single_controller.ray import RayClassWithInitArgs
 from verl.utils.tracking import RLInsightLogger
 from verl.workers.rollout.replica import RolloutMode
@@ -34,6 +36,7 @@ from seamless_verl.errors import ConfigError, EngineStartError, shorten
 from seamless_verl.platform.adaptation import rebound
 from seamless_verl.platform.nvml import UtilizationSampler, utilization_sampler
 from seamless_verl.replica.engine_source import AsyncLLMSource
+from seamless_verl.replica.rereading import Rereading
 from seamless_verl.replica.scheduler import SCHEDULER_CLS, EnginePreemptions
 from seamless_verl.replica.worker_extension import KV_CACHE, check_replies, extension_name, is_broken_seal
 from seamless_verl.resources.ledger.activity import Activity, DeviceUse, NodeActivity
@@ -88,10 +91,12 @@ class SeamlessServer(vLLMHttpServer):  # type: ignore[misc]
     preemptions: EnginePreemptions
     activity: Activity
     updating: asyncio.Lock
+    resumed: asyncio.Event
     busy = False
     loaded: int | None = None  # the version last loaded; None after a load that failed
     pause_s = 0.0  # seconds of the last load's pause
     ending = False
+    rereading: Rereading | None = None
     utilization: UtilizationSampler | None = None  # on NVIDIA's devices
     put_away: frozenset[str] = frozenset()  # of PARTS: what is not in the device's memory
     kept_weights = False  # the cache was put away alone, by `put_cache_away` and not by vLLM's sleep
@@ -99,6 +104,7 @@ class SeamlessServer(vLLMHttpServer):  # type: ignore[misc]
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         show_log()
         self.updating = asyncio.Lock()  # loads, sleeps: one at a time; who asks or resumes waits for them
+        self.resumed = asyncio.Event()  # of the next resume
         super().__init__(*args, **kwargs)
 
     async def launch_server(self, *args: Any, **kwargs: Any) -> None:
@@ -150,6 +156,7 @@ class SeamlessServer(vLLMHttpServer):  # type: ignore[misc]
                 lora=LoRARequest(VLLM_LORA_NAME, VLLM_LORA_INT_ID, VLLM_LORA_PATH) if self.lora_as_adapter else None,
                 collapsed=collapsed_by(self.model_config.processor),
             )
+            self.rereading = Rereading(self.engine, self.source.lora)
             self.engine_server = await serve_engine(self.source, self._server_address, 0, token=token, replica_id=name)
             self.engine.output_handler.add_done_callback(self.engine_died)
             self.utilization = utilization_sampler(pynvml) if current_platform.is_cuda() else None
@@ -207,8 +214,23 @@ class SeamlessServer(vLLMHttpServer):  # type: ignore[misc]
         return CacheUse(self.source.prompt_tokens, self.source.cached_tokens, self.preemptions.total)
 
     async def pause(self, mode: str) -> None:
-        assert self.source is not None
+        assert self.source is not None and self.rereading is not None
+        await self.rereading.end()
         await self.source.pause(PauseMode(mode))
+
+    async def reread(self, ids: Sequence[int], version: int, patience_s: float) -> NDArray[np.float32] | None:
+        """The logprobs, float32 [tokens - 1], that the weights of this version give to each of these ids but the first.
+
+        Waits for that version. None where the engine has a later one, or pauses before it has read them, for which the
+        pause waits that long.
+        """
+        assert self.source is not None and self.rereading is not None
+        while self.loaded != version or self.source.paused is not None:
+            if self.loaded is not None and self.loaded > version:
+                return None
+            await self.resumed.wait()
+        read = await self.rereading.logprobs(ids, patience_s)
+        return read if self.loaded == version else None
 
     async def update_weights(self, version: int, weights: Any) -> None:
         """Pauses, loads these weights and resumes; with this version loaded already it only resumes.
@@ -345,6 +367,8 @@ class SeamlessServer(vLLMHttpServer):  # type: ignore[misc]
     async def _resume(self) -> None:
         assert self.source is not None
         await self.source.resume()
+        self.resumed.set()
+        self.resumed = asyncio.Event()
 
     async def abort_all_requests(self, reset_prefix_cache: bool = True, reject_request: bool = False) -> dict[str, Any]:
         if self.source is not None:

@@ -6,6 +6,7 @@ The trainer sends the numbers of an update with its batch, under UPDATE, and the
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -23,7 +24,7 @@ from seamless_verl.algorithms.ess_scaling import WeightSums, total, weight_sums
 from seamless_verl.algorithms.loss_call import CONTEXT, LossCall, this_call
 from seamless_verl.config.schema import CorrectionConfig
 from seamless_verl.platform.adaptation import rebound
-from seamless_verl.trainer.finite_updates import UpdateHooks, around, around_loss
+from seamless_verl.trainer.finite_updates import KEYS, ROW, UpdateHooks, around, around_loss
 from seamless_verl.trainer.instruments import SEEN_ENTROPY, Instruments, measure_entropy
 from seamless_verl.trajectory.records import Grammar
 
@@ -31,6 +32,8 @@ UPDATE = "seamless_update"
 """In a batch's `extra_info`: the numbers of `update_numbers`."""
 WEIGHT = "session_weight"
 """A column of TransferQueue: float32 [1], a row's share of the trained tokens of its session."""
+REREAD = "seamless_reread"
+"""In a batch's `extra_info`: as JSON, the logprobs that an engine gives a response's tokens, by the key of its row."""
 MEAN_OF_MEANS = "seq-mean-token-mean"
 
 
@@ -58,6 +61,7 @@ class CorrectedUpdates(UpdateHooks):
         super().__init__(worker)
         self.numbers: dict[str, Any] | None = None
         self.done, self.steps = 0, 1
+        self.reread: dict[int, list[float]] = {}  # of an engine, by the row of the update
         self.weights, self.instruments = WeightSums(), Instruments()
         measure_entropy(self.engine, lambda: self._measures)
 
@@ -65,12 +69,12 @@ class CorrectedUpdates(UpdateHooks):
         self.numbers = tu.get_non_tensor_data(data, UPDATE, None)
         rows = len(data) * self.engine.get_data_parallel_size()
         epochs = tu.get_non_tensor_data(data, "epochs", 1)
-        self.done = 0
+        self.done, self.reread = 0, reread_rows(data)
         self.steps = max(1, rows // tu.get_non_tensor_data(data, "mini_batch_size", rows) * epochs)
         try:
             return train_mini_batch(data)
         finally:
-            self.numbers = None
+            self.numbers, self.reread = None, {}
 
     def mini_batch(self, train_batch: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Adds its effective sample size and its instruments to the metrics."""
@@ -120,7 +124,7 @@ class CorrectedUpdates(UpdateHooks):
             self.instruments.add_entropy(no_padding_2_padding(entropy, data), mask)
 
         def found(name: str) -> Callable[..., Any]:
-            needed = self._scales or self._measures or name in LOSSES
+            needed = self._scales or self._measures or bool(self.reread) or name in LOSSES
             return around(find(name), partial(self._policy_loss, data)) if needed else find(name)
 
         with rebound(losses, get_policy_loss_fn=found):
@@ -144,10 +148,28 @@ class CorrectedUpdates(UpdateHooks):
         if self._measures and not self.done and "grammar" in data.keys():  # noqa: SIM118
             labels = padded(data["grammar"], response_mask.long(), Grammar.NONE)
             self.instruments.add_rows(log_prob, old_log_prob, response_mask, labels)
+        if self.reread and not self.done:
+            self._compare_reread(data, log_prob, response_mask)
         versions, proximal = padded(data["weight_version"], response_mask.long(), CONTEXT), self.numbers["proximal"]
         current = proximal + self.numbers["share"] * self.done / self.steps
         with this_call.during(LossCall(versions, proximal, current)):
             return policy_loss(old_log_prob=old_log_prob, log_prob=log_prob, response_mask=response_mask, **arguments)
+
+    def _compare_reread(self, data: Any, log_prob: torch.Tensor, response_mask: torch.Tensor) -> None:
+        """Gives the instruments what trainer and engine gave the trained tokens of the rows that were read again."""
+        for place, row in enumerate(data[ROW].tolist()):
+            if (read := self.reread.get(row)) is not None:
+                trained = response_mask[place, : len(read)].bool()
+                of_engine = torch.tensor(read, dtype=torch.float32, device=log_prob.device)
+                self.instruments.add_reread(log_prob[place, : len(read)][trained], of_engine[trained])
+
+
+def reread_rows(data: Any) -> dict[int, list[float]]:
+    """What an engine gave tokens of some of an update's rows, by the row's number among those of all ranks."""
+    if not (text := tu.pop(data, REREAD, default="")):
+        return {}
+    by_key, keys = json.loads(text), tu.get_non_tensor_data(data, KEYS, "").splitlines()
+    return {row: by_key[key] for row, key in enumerate(keys) if key in by_key}
 
 
 def padded(column: Any, like: torch.Tensor, empty: float) -> torch.Tensor:

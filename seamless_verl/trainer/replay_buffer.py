@@ -8,6 +8,7 @@ from typing import Any
 from verl.trainer.ppo.v1.replay_buffer import ReplayBufferAsync
 
 from seamless_verl.agent_loops.assignments import TRAIN
+from seamless_verl.agent_loops.rows import prompt_of
 from seamless_verl.journal import GroupDecided, GroupOutcome
 from seamless_verl.resources.ahead import StalenessBound
 from seamless_verl.runtime.sample_lengths import LengthRecord
@@ -38,6 +39,7 @@ class SeamlessReplayBuffer(ReplayBufferAsync):
         self.lengths = lengths
         self.decided: list[GroupDecided] = []  # of groups dropped since `take_decided`
         self.sampled: list[str] = []  # prompts whose groups were sampled since then
+        self.taken = set[str]()  # prompts of the last batch, whose rows stay until the end of its step
         self.late: tuple[str, ...] = ()  # prompts whose groups held training back at the last look
         self.lacking = 1  # at least so many groups have to end before there is a batch, as of then
         self.trained_from: list[int] = []  # steps in which the groups sampled since `carried_over` were submitted
@@ -120,6 +122,12 @@ class SeamlessReplayBuffer(ReplayBufferAsync):
         """Groups that were ready to be trained at the last look at the queue."""
         return len(self.finished_keys[TRAIN] - set(self.unwanted()))
 
+    def oldest_finished(self) -> list[str]:
+        """The keys of the rows of the oldest group that was ready at the last look, and was not taken."""
+        ready = self.finished_keys[TRAIN] - self.taken - set(self.unwanted())
+        oldest = next((uid for uid in self.prompt_global_steps[TRAIN] if uid in ready), None)
+        return [] if oldest is None else [key for key in self.partitions[TRAIN] if prompt_of(key) == oldest]
+
     def unfinished(self) -> int:
         """Groups that generated at the last look at the queue, validation's too."""
         return len(self.unfinished_uids())
@@ -138,6 +146,7 @@ class SeamlessReplayBuffer(ReplayBufferAsync):
         """A batch in the order in which its prompts were submitted, so that sums round alike whichever ended first."""
         if partition_id == TRAIN:
             self.sampled += uids
+            self.taken = set(uids)
             self.trained_from += [self.prompt_global_steps[TRAIN][uid] for uid in uids]
         order = {uid: i for i, uid in enumerate(self.prompt_global_steps[partition_id])}
 

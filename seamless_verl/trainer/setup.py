@@ -46,6 +46,7 @@ from seamless_verl.trainer.lending import (
     RunDevices,
     TrainingProgress,
 )
+from seamless_verl.trainer.mismatch import Mismatch
 from seamless_verl.trainer.pools import TagPools
 from seamless_verl.trainer.prompt_feed import PromptFeed, RunAhead, RunCalls
 from seamless_verl.trainer.prompt_names import PromptNames
@@ -263,6 +264,12 @@ class RunSetup:
     def shared_prefixes(self, groups: Mapping[str, Any]) -> SharedPrefixes | None:
         """What has these groups' workers compute shared prefixes once, if that is asked for; the actor's first."""
         return SharedPrefixes(groups) if self.seamless.shared_prefixes == "auto" else None
+
+    def mismatch(self, finished: Callable[[], Sequence[str]], *, images: bool) -> Mismatch | None:
+        """What compares trainer and engines; an engine reads at temperature 1, and without a sequence's images."""
+        if images or float(self.config.actor_rollout_ref.rollout.temperature) != 1.0:
+            return None
+        return Mismatch(lambda: {one.replica_id: one.replica.server_handle for one in self.replicas}, finished)
 
     def commit(self, device_time: DeviceTime) -> WeightCommit:
         """The commit of weights to the replicas."""

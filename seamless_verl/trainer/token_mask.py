@@ -9,8 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 import transfer_queue as tq
+from numpy.typing import NDArray
 from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
 
@@ -19,6 +21,7 @@ from seamless_verl.trajectory.records import Grammar
 
 FIELDS = ["weight_version", "response_mask"]
 AGREEMENT = "seamless/agreement/"
+ENGINE, RECORD = f"{AGREEMENT}engine/", f"{AGREEMENT}record/"  # of `trainer/mismatch.py`
 UNTRAINED = frozenset(
     (
         *("raw_prompt", "reward_model", "extra_info", "agent_name"),
@@ -111,6 +114,14 @@ def with_means(metrics: Mapping[str, Any]) -> dict[str, Any]:
     means = {f"{kind}mean": value / tokens for kind, value in kinds.items() if (tokens := metrics[f"{kind}tokens"])}
     left_out = {*sums, *(f"{kind}tokens" for kind in kinds if f"{kind}mean" not in means)}
     return {name: value for name, value in metrics.items() if name not in left_out} | means
+
+
+def figures(name: str, differences: NDArray[np.float32]) -> dict[str, float]:
+    """Their number, mean and largest, under names that begin so; nothing of none."""
+    if not len(differences):
+        return {}
+    found = {"tokens": len(differences), "mean": differences.mean(), "max": differences.max()}
+    return {f"{name}{figure}": float(value) for figure, value in found.items()}
 
 
 def rows_at(batch: KVBatchMeta, places: Sequence[int]) -> KVBatchMeta:

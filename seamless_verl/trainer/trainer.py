@@ -53,7 +53,7 @@ from seamless_verl.trainer.failure_shares import FailureShares
 from seamless_verl.trainer.finite_updates import KEYS
 from seamless_verl.trainer.instruments import of_update
 from seamless_verl.trainer.lending import UPDATE as ACTORS_UPDATE
-from seamless_verl.trainer.losses import UPDATE, update_numbers
+from seamless_verl.trainer.losses import REREAD, UPDATE, update_numbers
 from seamless_verl.trainer.needed_nodes import nodes_of_run
 from seamless_verl.trainer.pools import TagPools, roles_by_tags
 from seamless_verl.trainer.prefetch import BatchPrefetch
@@ -133,7 +133,7 @@ class SeamlessTrainer(PPOTrainer):  # type: ignore[misc]
             add_prompts=lambda number: self._add_prompts_to_generate(number),
             submit=lambda prompts: self._submit_batch_to_rollout(prompts),
             begin_step=super().prepare_step,
-            wait=lambda: self.groups.wait(),
+            wait=lambda: self._await_groups(),
             manager=lambda: self.agent_loop_manager,
         )
         self.feed, self.sampled = make_feed(
@@ -174,6 +174,7 @@ class SeamlessTrainer(PPOTrainer):  # type: ignore[misc]
         computing = {name: getattr(self, name, None) for name in ("actor_rollout_wg", "ref_policy_wg")}
         self.shared_prefixes = setup.shared_prefixes({**computing, "critic_wg": getattr(self, "critic_wg", None)})
         self.lending.wrap_computations(computing, {ACTORS_UPDATE: BatchPrefetch})
+        self.mismatch = setup.mismatch(self.feed.buffer.oldest_finished, images=self.processor is not None)
         self.groups = setup.group_wait(self.feed, self.lending, self.starter, self.commit, self.poll_s)
 
     def _init_dataloader(self) -> None:
@@ -312,8 +313,18 @@ class SeamlessTrainer(PPOTrainer):  # type: ignore[misc]
         self._mini_batch_ended()
         self.groups.begin()
         self.feed.refill_for_update()
+        self._ask_engine()
         if self.replay_buffer.finished() < self.feed.bound.batch:
             self.lending.offer(None)
+
+    def _await_groups(self) -> None:
+        self._ask_engine()
+        self.groups.wait()
+
+    def _ask_engine(self) -> None:
+        """Has an engine read a sample of the next update, if one has ended, by the weights that it begins with."""
+        if self.mismatch is not None and isinstance(self.agent_loop_manager, SeamlessAgentLoopManager):
+            self.mismatch.ask(self.commit.begun)
 
     def on_sample_end(self) -> None:
         self.enter_stage(f"computing, step {self.global_steps}")
@@ -387,9 +398,13 @@ class SeamlessTrainer(PPOTrainer):  # type: ignore[misc]
             measures=self.config.algorithm.rollout_correction.bypass_mode,
         )
         of_actor: dict[str, Any] = {}
+        first = self.mismatch is not None and self.local_trigger_step == 0
+        batch.extra_info[REREAD] = self.mismatch.reply(self.commit.begun, batch.keys) if first else ""
         with self._update(batch, "actor_rollout_wg", "update_actor"):
             batch = super()._update_actor(batch, of_actor)
         metrics.update(of_update(share_of_update(of_actor, ACTOR)))
+        if first:
+            metrics.update(self.mismatch.judge(metrics))
         return batch
 
     def _update(self, batch: Any, group: str, method: str) -> AbstractContextManager[None]:
@@ -437,6 +452,7 @@ class SeamlessTrainer(PPOTrainer):  # type: ignore[misc]
             metrics = self.commit.begin(self.global_steps)
             self.lending.on_committed()
         self.failure_shares.step_ended(metrics)
+        self._ask_engine()
         metrics |= self.feed.tail.metrics() if self.feed.tail.extra else {}
         metrics |= self.replay_buffer.carried_over(self.global_steps)
         metrics |= {} if self.sampled is None else self.sampled.sampling.metrics()

@@ -1,0 +1,41 @@
+"""Trainer and engines are compared in each step, also at the defaults; what makes them differ is named when it does."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.job import POOL, run
+
+pytestmark = [pytest.mark.integration]
+ENGINE = "seamless/agreement/engine/"
+DEFAULTS: dict[str, Any] = {
+    "algorithm__rollout_correction__bypass_mode": True,
+    "actor_rollout_ref__actor__optim__lr": 1e-4,
+    "trainer__total_training_steps": 6,
+}
+
+
+def test_in_a_run_with_old_tokens_engine_and_trainer_agree_by_the_same_weights(nano: Path, tmp_path: Path) -> None:
+    """Samples are up to two versions old, and what is compared is not."""
+    job = run(tmp_path, nano, **DEFAULTS, **POOL, seamless__max_staleness=2, seamless__ahead=2)
+    compared = {step: metrics for step, metrics in job.metrics().items() if f"{ENGINE}mean" in metrics}
+    print({step: {n: v for n, v in m.items() if "agreement" in n} for step, m in compared.items()})  # noqa: T201
+    assert len(compared) >= 3, "an engine that generates reads a sample in most steps"
+    for metrics in compared.values():
+        assert metrics[f"{ENGINE}tokens"] > 0 and metrics[f"{ENGINE}mean"] < 0.01
+        assert metrics["seamless/agreement/usual"] == 1
+    assert "other logprobs than" not in job.log()
+
+
+def test_an_engine_that_reads_positions_otherwise_is_noticed_in_the_first_step(nano: Path, tmp_path: Path) -> None:
+    """As when a model's RoPE settings reach one side alone; its own record agrees with what it reads."""
+    overrides = json.dumps({"rope_parameters": {"rope_theta": 3.0, "rope_type": "default"}}).replace('"', "")
+    kwargs = "actor_rollout_ref__rollout__engine_kwargs__vllm"
+    job = run(tmp_path, nano, **DEFAULTS, seamless__max_staleness=0, **{f"+{kwargs}__hf_overrides": overrides})
+    compared = {step: metrics for step, metrics in job.metrics().items() if f"{ENGINE}mean" in metrics}
+    print({step: {n: v for n, v in m.items() if "agreement" in n} for step, m in compared.items()})  # noqa: T201
+    assert min(compared) <= 2 and compared[min(compared)]["seamless/agreement/usual"] == 0
+    assert "Likely no replica agreed yet: compare both models' settings, above all positions (RoPE)" in job.log()
