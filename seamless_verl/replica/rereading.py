@@ -1,4 +1,4 @@
-"""The logprobs that an engine gives tokens which it reads, by its present weights: the trainer's are compared."""
+"""The logprobs that an engine gives tokens which it reads, by its present weights."""
 
 from __future__ import annotations
 

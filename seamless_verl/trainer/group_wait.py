@@ -42,8 +42,11 @@ class GroupWait:
         self.open = False
         self.feed.ahead.engine_use.wait_ended()
 
-    def wait(self) -> None:
-        """Returns when the groups that a batch lacks may have ended since the last call, or after `poll_s` seconds."""
+    def wait(self, *, first: bool = False) -> None:
+        """Returns when the groups that a batch lacks may have ended since the last call, or after `poll_s` seconds.
+
+        With `first` it returns when one has.
+        """
         self.starter.while_waiting(self._load_started)
         if time.monotonic() - self.looked_for_returns >= LOOK_S:
             self.looked_for_returns = time.monotonic()
@@ -51,7 +54,7 @@ class GroupWait:
                 self._load_started(names)
         self.lending.offer(None)  # the policy may lend now what it did not lend before
         often = self.lending.reclaimed or self.starter.starting
-        self.await_group(min(self.poll_s, RETRY_S) if often else self.poll_s, self.feed.buffer.lacking)
+        self.await_group(min(self.poll_s, RETRY_S) if often else self.poll_s, 1 if first else self.feed.buffer.lacking)
 
     def wait_for_more(self) -> bool:
         """Waits for a group to end, and looks at the queue again; whether one did."""

@@ -29,7 +29,7 @@ OPEN, UNREAD = "open", "unread"
 SHARE = 0.005  # of a step, for which training waits until a sample is read
 LEARNED = 8  # comparisons from which a run learns what difference is usual
 USUAL = 4.0  # times the median of those is still usual
-LEAST, MOST = 0.01, 0.2
+LEAST, MOST = 0.01, 0.1
 """Nats, of the mean |difference|: bfloat16 makes less, which is never remarked; no precision makes more."""
 ANOTHER = "only this replica differs: its weights are not those that were sent"
 ALL = (
@@ -41,7 +41,7 @@ SAMPLING = (
     "the trainer agrees with what the engine reads now: what it recorded while it generated is at fault. Look at"
     " temperature, penalties and grammars, and at KV kept from older weights"
 )
-WHERE = "docs/failures.md, \"Is what I train on right?\", says how to go on from here"
+WHERE = 'docs/failures.md, "Is what I train on right?", says how to go on from here'
 
 
 @dataclass
@@ -102,21 +102,22 @@ class Mismatch:
         self.means = dict[str, float]()  # of trainer and engine, by replica, as last seen
         self.record: dict[str, float] = {}
 
-    def ask(self, version: int) -> None:
-        """Asks a replica to read the oldest finished sample by this version's weights, unless one was asked.
+    def ask(self, version: int) -> bool:
+        """Asks a replica to read the oldest finished sample by this version's weights, unless one was; False: none is.
 
         A replica that paused before it had read it is asked for another. A pause waits for it for SHARE of a step.
         """
         if self.asked is not None and self.asked.version == version and not self._is_unread():
-            return
+            return True
         keys, servers = self.finished(), self.servers()
         if not keys or not servers:
-            return
+            return False
         replica = sorted(servers)[version % len(servers)]
         if (sample := stored_sample(keys[0])) is None:
-            return
+            return True
         reply = servers[replica].reread.remote(sample.ids, version, SHARE * self._step_s(version))
         self.asked = Asked(version, replica, sample, reply)
+        return True
 
     def _step_s(self, version: int) -> float:
         """The seconds since a replica was asked by the weights of an earlier version, for each version since then."""

@@ -318,13 +318,13 @@ class SeamlessTrainer(PPOTrainer):  # type: ignore[misc]
             self.lending.offer(None)
 
     def _await_groups(self) -> None:
-        self._ask_engine()
-        self.groups.wait()
+        self.groups.wait(first=not self._ask_engine())
 
-    def _ask_engine(self) -> None:
-        """Has an engine read a sample of the next update, if one has ended, by the weights that it begins with."""
-        if self.mismatch is not None and isinstance(self.agent_loop_manager, SeamlessAgentLoopManager):
-            self.mismatch.ask(self.commit.begun)
+    def _ask_engine(self) -> bool:
+        """Has an engine read a sample of the next update by the weights that it begins with; False: none has ended."""
+        if self.mismatch is None or not isinstance(self.agent_loop_manager, SeamlessAgentLoopManager):
+            return True
+        return self.mismatch.ask(self.commit.begun)
 
     def on_sample_end(self) -> None:
         self.enter_stage(f"computing, step {self.global_steps}")

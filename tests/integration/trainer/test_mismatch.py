@@ -55,8 +55,10 @@ def test_the_cause_is_found_by_elimination(
 ) -> None:
     with caplog.at_level(logging.WARNING):
         usual, _ = judged(checks)
-    assert usual[-1] == 0 and likely in caplog.text and caplog.text.count("Likely") == usual.count(0) - (
-        usual[-2:] == [0, 0]
+    assert (
+        usual[-1] == 0
+        and likely in caplog.text
+        and caplog.text.count("Likely") == usual.count(0) - (usual[-2:] == [0, 0])
     )
 
 
