@@ -1,4 +1,4 @@
-"""What is usual between trainer and engines, and what is said of a difference that is not: judged from figures alone."""
+"""What is usual between trainer and engines, and what is said of a difference that is not."""
 
 from __future__ import annotations
 
