@@ -8,7 +8,7 @@ from typing import Any
 from verl.trainer.ppo.v1.replay_buffer import ReplayBufferAsync
 
 from seamless_verl.agent_loops.assignments import TRAIN
-from seamless_verl.agent_loops.rows import prompt_of
+from seamless_verl.agent_loops.row_keys import prompt_of
 from seamless_verl.journal import GroupDecided, GroupOutcome
 from seamless_verl.resources.ahead import StalenessBound
 from seamless_verl.runtime.sample_lengths import LengthRecord

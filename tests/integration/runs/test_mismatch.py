@@ -31,11 +31,11 @@ def test_in_a_run_with_old_tokens_engine_and_trainer_agree_by_the_same_weights(n
 
 def test_an_engine_that_reads_the_model_otherwise_is_noticed_in_the_first_steps(nano: Path, tmp_path: Path) -> None:
     """As when a setting of the model reaches one side alone; its own record agrees with what it reads."""
-    override = {"+actor_rollout_ref__rollout__engine_kwargs__vllm__hf_overrides": "{rms_norm_eps: 1.0}"}
+    override = {"+actor_rollout_ref__rollout__engine_kwargs__vllm__hf_overrides": "{rms_norm_eps: 100.0}"}
     job = run(tmp_path, nano, **DEFAULTS, **POOL, **override, seamless__max_staleness=1)
     compared = {step: metrics for step, metrics in job.metrics().items() if f"{ENGINE}mean" in metrics}
     print({step: {n: v for n, v in m.items() if "agreement" in n} for step, m in compared.items()})  # noqa: T201
     first = compared[min(compared)]
     assert min(compared) <= 2 and first["seamless/agreement/usual"] == 0
     assert all(m["seamless/agreement/record/mean"] < 0.01 for m in compared.values() if RECORD in m)
-    assert job.log().count("Likely no replica agreed yet: compare both models' settings") == 1
+    assert "Likely no replica agreed yet: compare both models' settings" in job.log()
