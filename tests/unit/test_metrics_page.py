@@ -52,7 +52,7 @@ COMPUTED: dict[str, Iterable[str | tuple[str, ...]]] = {
     "resumed/begun_again/*": BegunAgain,
     "routing/*": PrefixAffinity.OUTCOMES,
     "runner_tasks/*": TaskState,
-    "seamless/agreement/*/*": [*product(("plain", "grammar"), ("tokens", "mean", "max"))],
+    "seamless/agreement/*/*": [*product(("plain", "grammar", "engine", "record"), ("tokens", "mean", "max"))],
     "seamless/commit/*": [*COMMIT, "waited_s"],
     "seamless/device/*/*_share": [("<device>", kind) for kind in DeviceUse],
     "seamless/device/*_s": DeviceUse,
