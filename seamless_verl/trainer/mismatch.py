@@ -65,7 +65,7 @@ class Band:
         return left
 
 
-class Sample(NamedTuple):
+class StoredSample(NamedTuple):
     """A row: its key, its ids, and of its response [R] what the engine recorded, the versions, and whether trained."""
 
     key: str
@@ -79,10 +79,10 @@ class Sample(NamedTuple):
         return len(self.recorded)
 
 
-class Asked(NamedTuple):
+class RereadRequest(NamedTuple):
     version: int
     replica: str
-    sample: Sample
+    sample: StoredSample
     reply: Any
 
 
@@ -95,7 +95,7 @@ class Mismatch:
 
     def __init__(self, servers: Callable[[], Mapping[str, Any]], finished: Callable[[], Sequence[str]]) -> None:
         self.servers, self.finished = servers, finished
-        self.asked: Asked | None = None
+        self.asked: RereadRequest | None = None
         self.last: tuple[int, float] | None = None  # the version asked for, and when
         self.step_s = 0.0
         self.of_engine, self.of_record = Band(), Band()
@@ -116,7 +116,7 @@ class Mismatch:
         if (sample := stored_sample(keys[0])) is None:
             return True
         reply = servers[replica].reread.remote(sample.ids, version, SHARE * self._step_s(version))
-        self.asked = Asked(version, replica, sample, reply)
+        self.asked = RereadRequest(version, replica, sample, reply)
         return True
 
     def _step_s(self, version: int) -> float:
@@ -184,7 +184,7 @@ class Mismatch:
         )
 
 
-def stored_sample(key: str) -> Sample | None:
+def stored_sample(key: str) -> StoredSample | None:
     """A row of TransferQueue that is to be trained; None where an agent loop of the user's recorded no logprobs."""
     fields = ["prompts", "responses", "rollout_log_probs", "weight_version", "response_mask"]
     row = tq.kv_batch_get(keys=[key], partition_id=TRAIN, select_fields=fields)[0]
@@ -192,4 +192,4 @@ def stored_sample(key: str) -> Sample | None:
         return None
     prompt, response, recorded, versions, mask = (row[name] for name in fields)
     ids = [*prompt.tolist(), *response.tolist()]
-    return Sample(key, ids, recorded.float().numpy(), versions.numpy(), mask.bool().numpy())
+    return StoredSample(key, ids, recorded.float().numpy(), versions.numpy(), mask.bool().numpy())

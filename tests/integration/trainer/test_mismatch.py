@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from seamless_verl.trainer import mismatch
-from seamless_verl.trainer.mismatch import ENGINE, LEAST, MOST, RECORD, Asked, Band, Mismatch, Sample
+from seamless_verl.trainer.mismatch import ENGINE, LEAST, MOST, RECORD, Band, Mismatch, RereadRequest, StoredSample
 
 pytestmark = pytest.mark.integration
-SAMPLE = Sample("prompt_0_0", [1, 2, 3, 4], np.zeros(2, np.float32), np.array([3, 4]), np.array([True, True]))
+SAMPLE = StoredSample("prompt_0_0", [1, 2, 3, 4], np.zeros(2, np.float32), np.array([3, 4]), np.array([True, True]))
 
 
 def judged(checks: list[tuple[str, float, float | None]]) -> tuple[list[float], Mismatch]:
@@ -19,7 +19,7 @@ def judged(checks: list[tuple[str, float, float | None]]) -> tuple[list[float], 
     judge = Mismatch(dict, list)
     usual = []
     for replica, mean, record in checks:
-        judge.asked = Asked(1, replica, SAMPLE, None)
+        judge.asked = RereadRequest(1, replica, SAMPLE, None)
         judge.record = {} if record is None else {f"{RECORD}mean": record}
         usual.append(judge.judge({f"{ENGINE}mean": mean})["seamless/agreement/usual"])
     return usual, judge
@@ -65,7 +65,7 @@ def test_the_cause_is_found_by_elimination(
 def test_the_engines_record_is_judged_by_tokens_of_the_same_version_alone() -> None:
     """Of the two tokens the second is of version 4; the trainer's own figure is then the workers'."""
     judge = Mismatch(dict, list)
-    judge.asked = Asked(4, "a", SAMPLE, None)
+    judge.asked = RereadRequest(4, "a", SAMPLE, None)
     judge._read = lambda: np.array([-9.0, -7.0, -0.25], np.float32)  # type: ignore[method-assign]
     assert judge.reply(4, ["prompt_0_0"]) == '{"prompt_0_0": [-7.0, -0.25]}'
     assert judge.record == {f"{RECORD}tokens": 1.0, f"{RECORD}mean": 0.25, f"{RECORD}max": 0.25}
