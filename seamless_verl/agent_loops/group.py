@@ -43,7 +43,7 @@ def warn_of(kind: str, message: str, *, exc_info: bool = False) -> None:
         return
     warned[kind] = now, 0
     more = f" ({left_out} more as {kind} since the last line)" if left_out else ""
-    logger.warning("%s%s", message, more, exc_info=exc_info)
+    logger.warning("%s%s", message, more, exc_info=exc_info or None)
 
 
 @dataclass
