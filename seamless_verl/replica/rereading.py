@@ -24,6 +24,11 @@ class Rereading:
         self.engine, self.lora = engine, lora
         self.reading: asyncio.Task[Any] | None = None
         self.patience_s = 0.0
+        self.resumed = asyncio.Event()  # of the engine's next resume
+
+    def engine_resumed(self) -> None:
+        self.resumed.set()
+        self.resumed = asyncio.Event()
 
     async def logprobs(self, ids: Sequence[int], patience_s: float) -> NDArray[np.float32] | None:
         """Of each token but the first, float32 [tokens - 1] in nats, at temperature 1; None if it was not read whole.

@@ -91,7 +91,6 @@ class SeamlessServer(vLLMHttpServer):  # type: ignore[misc]
     preemptions: EnginePreemptions
     activity: Activity
     updating: asyncio.Lock
-    resumed: asyncio.Event
     busy = False
     loaded: int | None = None  # the version last loaded; None after a load that failed
     pause_s = 0.0  # seconds of the last load's pause
@@ -104,7 +103,6 @@ class SeamlessServer(vLLMHttpServer):  # type: ignore[misc]
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         show_log()
         self.updating = asyncio.Lock()  # loads, sleeps: one at a time; who asks or resumes waits for them
-        self.resumed = asyncio.Event()  # of the next resume
         super().__init__(*args, **kwargs)
 
     async def launch_server(self, *args: Any, **kwargs: Any) -> None:
@@ -214,8 +212,9 @@ class SeamlessServer(vLLMHttpServer):  # type: ignore[misc]
         return CacheUse(self.source.prompt_tokens, self.source.cached_tokens, self.preemptions.total)
 
     async def pause(self, mode: str) -> None:
-        assert self.source is not None and self.rereading is not None
-        await self.rereading.end()
+        assert self.source is not None
+        if self.rereading is not None:
+            await self.rereading.end()
         await self.source.pause(PauseMode(mode))
 
     async def reread(self, ids: Sequence[int], version: int, patience_s: float) -> NDArray[np.float32] | None:
@@ -228,7 +227,7 @@ class SeamlessServer(vLLMHttpServer):  # type: ignore[misc]
         while self.loaded != version or self.source.paused is not None:
             if self.loaded is not None and self.loaded > version:
                 return None
-            await self.resumed.wait()
+            await self.rereading.resumed.wait()
         read = await self.rereading.logprobs(ids, patience_s)
         return read if self.loaded == version else None
 
@@ -367,8 +366,8 @@ class SeamlessServer(vLLMHttpServer):  # type: ignore[misc]
     async def _resume(self) -> None:
         assert self.source is not None
         await self.source.resume()
-        self.resumed.set()
-        self.resumed = asyncio.Event()
+        if self.rereading is not None:
+            self.rereading.engine_resumed()
 
     async def abort_all_requests(self, reset_prefix_cache: bool = True, reject_request: bool = False) -> dict[str, Any]:
         if self.source is not None:
