@@ -187,15 +187,14 @@ def differing(
     steps: Sequence[FinalStep], places: Iterable[int], weights: dict[str, torch.Tensor], draw: random.Random | None
 ) -> list[int]:
     """The places of steps whose target differs from its source; looks at a drawn block of each, or at all of it."""
-    looked, found = list[int](), list[torch.Tensor]()
+    looked, found = list[int](), list[torch.Tensor | bool]()
     for i in places:
         step = steps[i].step
         for begin, count in rows(step.target, draw):
             looked.append(i)
             found.append(unequal(narrowed(step.target, begin, count), narrowed(step.source(weights), begin, count)))
-    if not found:
-        return []
-    unequals = torch.stack(found).tolist()  # waits for a device once
+    on_device = [one for one in found if isinstance(one, torch.Tensor)]
+    unequals = torch.stack(on_device).tolist() if on_device else found  # waits for a device once
     return sorted({i for i, is_unequal in zip(looked, unequals, strict=True) if is_unequal})
 
 
@@ -216,11 +215,11 @@ def narrowed(tensor: torch.Tensor, begin: int, count: int) -> torch.Tensor:
     return tensor.narrow(0, begin, count) if tensor.ndim else tensor
 
 
-def unequal(found: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
-    """Whether they differ in a bit, once `wanted` has the dtype of `found`; bool, on its device."""
+def unequal(found: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor | bool:
+    """Whether they differ in a bit, once `wanted` has the dtype of `found`; of a device a bool there."""
     pair = [one.contiguous().reshape(-1).view(torch.uint8) for one in (found, wanted.to(found.device, found.dtype))]
     if all(one.numel() % 8 == 0 and one.storage_offset() % 8 == 0 for one in pair):  # several times as fast
         pair = [one.view(torch.int64) for one in pair]
     if found.device.type == "cpu":
-        return torch.tensor(not torch.equal(*pair))
+        return not torch.equal(*pair)
     return (pair[0] != pair[1]).any()
