@@ -12,6 +12,7 @@ import torch
 from seamless_verl.errors import SealError
 from seamless_verl.replica.load_plan import Copy, PlanCache
 from seamless_verl.replica.seal import ResidentSeal, final_steps
+from seamless_verl.weights.seal import EVERY
 from seamless_verl.weights.staging import MappedMemory, StagedWeights, StagingMemory, map_on_this_host
 
 pytestmark = pytest.mark.integration
@@ -139,7 +140,7 @@ def test_a_stale_layer_is_named_within_a_few_versions(layer: int) -> None:
     plan = worker.cache.plan
     assert plan is not None
     plan.steps[:] = [step for step in plan.steps if not (isinstance(step, Copy) and step.name == f"{layer}.down")]
-    error = found_within(worker, trainer, 4)
+    error = found_within(worker, trainer, EVERY)
     assert f"layers.{layer}.down (from weight {layer}.down): not what was staged" in str(error)
     assert error.since == f"version {error.version - 1}"
 
@@ -204,7 +205,7 @@ def test_what_a_kernel_packs_in_place_is_compared_before_that_and_named_once(cap
     plan = worker.cache.plan
     assert plan is not None
     plan.steps[:] = [step for step in plan.steps if not (isinstance(step, Copy) and step.name == "0.down")]
-    assert "layers.0.down" in str(found_within(worker, trainer, 4, begin=10))
+    assert "layers.0.down" in str(found_within(worker, trainer, EVERY, begin=10))
 
 
 def test_loaders_that_compute_are_named_once_as_not_sealed(caplog: pytest.LogCaptureFixture) -> None:

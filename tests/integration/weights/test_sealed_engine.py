@@ -13,6 +13,7 @@ import torch
 from support.vllm_engine import Engine, largest_error, no_generation, redrawn, started
 
 from seamless_verl.replica.worker_extension import check_replies, extension_name
+from seamless_verl.weights.seal import EVERY
 from seamless_verl.weights.staging import StagingMemory
 
 pytestmark = [
@@ -66,8 +67,8 @@ async def load(engine: Engine, version: int, staged: bytes) -> None:
 
 
 def load_until_found(engine: Engine, memory: StagingMemory, model: Any, begin: int) -> str:
-    """What is found within four versions."""
-    for version in range(begin, begin + 4):
+    """What is found within as many versions as all weights take."""
+    for version in range(begin, begin + EVERY):
         try:
             engine.run(load(engine, version, stage(memory, version, redrawn(model, seed=version)[1])))
         except Exception as error:
