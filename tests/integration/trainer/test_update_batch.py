@@ -22,7 +22,7 @@ pytestmark = pytest.mark.integration
 def trainer_of() -> Any:
     trainer = SeamlessTrainer.__new__(SeamlessTrainer)
     trainer.seamless, trainer.global_steps, trainer.local_trigger_step = SeamlessConfig(), 5, 0
-    trainer.parameter_sync_step, trainer.weighs_sessions = 1, False
+    trainer.parameter_sync_step, trainer.weighs_sessions, trainer.mismatch = 1, False, None
     trainer.config = OmegaConf.create({"algorithm": {"rollout_correction": {"bypass_mode": True}}})
     return trainer
 
