@@ -72,7 +72,14 @@ class Machine:
         library = self.home / "checkout/scripts/lib/environment.sh"
         script = f"set -euo pipefail; . '{library}'; ensure_environment; echo $PYTHON"
         kept = {"PATH": f"{self.home}/bin:/usr/bin:/bin", "HOME": str(self.home), "HAS_PYTHON": "1", "HAS_TORCH": ""}
-        return subprocess.run(["bash", "-c", script], env=kept | env, capture_output=True, text=True, timeout=60)
+        command = [
+            "env",
+            "--default-signal=INT",
+            "bash",
+            "-c",
+            script,
+        ]  # tests in the background ignore it, as a trap then
+        return subprocess.run(command, env=kept | env, capture_output=True, text=True, timeout=60)
 
     def calls(self) -> list[str]:
         return (self.home / "calls").read_text().replace(f"{self.home}/", "").splitlines()
