@@ -40,10 +40,12 @@ class Rereading:
         ids = list(ids)[: self.engine.model_config.max_model_len - 1]  # it also generates one token, as it must
         self.patience_s, self.reading = patience_s, asyncio.ensure_future(self._read(ids))
         try:
-            read = await self.reading
-        except asyncio.CancelledError:
-            return None
+            await asyncio.wait([reading := self.reading])
+            if reading.cancelled():
+                return None
+            read = reading.result()
         finally:
+            self.reading.cancel()  # if it is this call that is cancelled
             self.reading = None
         if read is None or len(read) != len(ids):
             return None
@@ -55,7 +57,8 @@ class Rereading:
         )
         if self.engine.model_config.enable_return_routed_experts:
             params.routed_experts_prompt_start = len(ids) - 1
-        prompt, name, read = TokensPrompt(prompt_token_ids=ids), f"reread-{uuid.uuid4().hex}", None
+        name, read = f"reread-{uuid.uuid4().hex}", None
+        prompt = TokensPrompt(prompt_token_ids=ids, cache_salt=name)  # nothing of it is found again by later weights
         async for output in self.engine.generate(prompt, params, name, lora_request=self.lora):
             read = output.prompt_logprobs
         return read

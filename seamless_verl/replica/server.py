@@ -213,9 +213,12 @@ class SeamlessServer(vLLMHttpServer):  # type: ignore[misc]
 
     async def pause(self, mode: str) -> None:
         assert self.source is not None
+        await self._end_reading()
+        await self.source.pause(PauseMode(mode))
+
+    async def _end_reading(self) -> None:
         if self.rereading is not None:
             await self.rereading.end()
-        await self.source.pause(PauseMode(mode))
 
     async def reread(self, ids: Sequence[int], version: int, patience_s: float) -> NDArray[np.float32] | None:
         """The logprobs, float32 [tokens - 1], that the weights of this version give to each of these ids but the first.
@@ -335,8 +338,10 @@ class SeamlessServer(vLLMHttpServer):  # type: ignore[misc]
         """Pauses and loads; returns the time at which the engine began to load, on its host's clock.
 
         The load is sent right behind the pause, and the engine runs both in this order; with data parallelism after it,
-        for the engines first agree on the step after which all of them pause.
+        for the engines first agree on the step after which all of them pause. What is read has ended before: a pause
+        that waited for it would come after the load.
         """
+        await self._end_reading()  # nothing begins to read from here on: no version is loaded
 
         async def pause() -> None:
             await self.pause(PauseMode.KEEP)

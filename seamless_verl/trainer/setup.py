@@ -266,8 +266,10 @@ class RunSetup:
         return SharedPrefixes(groups) if self.seamless.shared_prefixes == "auto" else None
 
     def mismatch(self, finished: Callable[[], Sequence[str]], *, images: bool) -> Mismatch | None:
-        """What compares trainer and engines; an engine reads at temperature 1, and without a sequence's images."""
-        if images or float(self.config.actor_rollout_ref.rollout.temperature) != 1.0:
+        """What compares trainer and engines; an engine reads at temperature 1, without a sequence's images, and chooses
+        its experts anew, where the trainer replays those of older weights."""
+        rollout = self.config.actor_rollout_ref.rollout
+        if images or float(rollout.temperature) != 1.0 or rollout.enable_rollout_routing_replay:
             return None
         return Mismatch(lambda: {one.replica_id: one.replica.server_handle for one in self.replicas}, finished)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncGenerator
 from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +16,7 @@ from verl.workers.config import RolloutConfig
 from verl.workers.rollout.replica import RolloutMode
 
 from seamless_verl.replica import server as replica_server
+from seamless_verl.replica.rereading import Rereading
 from seamless_verl.replica.server import UNKNOWN, SeamlessServer
 from seamless_verl.rollout.engine import PauseMode
 
@@ -58,6 +60,7 @@ class StubEngine:
 
     def load_staged(self, version: int, bucket_bytes: int) -> float:
         assert "weights" in self.mapped, "loaded into memory that is not there"
+        assert not self.running, "it generates while its weights change"
         self.version, self.loads = version, self.loads + 1
         return 0.0
 
@@ -163,6 +166,37 @@ class ServerMemory(RuleBasedStateMachine):
 
 ServerMemory.TestCase.settings = settings(max_examples=100, stateful_step_count=20, deadline=None)
 TestServerMemory = ServerMemory.TestCase
+
+
+class ReadingEngine(StubEngine):
+    """Reads as long as nobody aborts it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.model_config = SimpleNamespace(max_model_len=16, enable_return_routed_experts=False)
+        self.reading = asyncio.Event()
+
+    async def generate(self, *args: Any, **kwargs: Any) -> AsyncGenerator[Any, None]:
+        self.reading.set()
+        await asyncio.Event().wait()
+        yield None
+
+
+def test_a_load_waits_until_what_an_engine_reads_has_ended_and_is_then_sent_behind_the_pause() -> None:
+    """A pause that waited for it alone would come after the load: tokens of the new weights had the old version."""
+
+    async def load() -> Any:
+        server = BookedServer()
+        server.engine = engine = ReadingEngine()
+        server.source, server.loaded = StubSource(engine), 0
+        server.rereading = Rereading(engine, None)
+        read = asyncio.ensure_future(server.reread([1, 2, 3], 0, patience_s=0.05))
+        await engine.reading.wait()
+        await server.update_weights(1, [])
+        assert engine.running and engine.version == 1
+        return await read
+
+    assert asyncio.run(load()) is None
 
 
 class HeldEngine(StubEngine):
