@@ -58,6 +58,7 @@ def server_of(sent: Sent, parallel: int) -> Any:
         activity=Activity("replica", ["device"]),
         config=SimpleNamespace(checkpoint_engine=bucket, data_parallel_size=parallel),
         pause=lambda mode: source.pause(PauseMode(mode)),
+        _end_reading=partial(asyncio.sleep, 0),
         _resume=source.resume,
     )
 
