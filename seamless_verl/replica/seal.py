@@ -16,6 +16,7 @@ import random
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -23,6 +24,9 @@ from seamless_verl.errors import SealError
 from seamless_verl.replica.load_plan import Copy, Fill, LoadPlan
 from seamless_verl.weights.seal import BLOCK, EVERY, blocks_of, digests_of
 from seamless_verl.weights.staging import MappedMemory, StagedWeights
+
+if TYPE_CHECKING:
+    from seamless_verl.replica.adapter_seal import ResidentAdapter
 
 logger = logging.getLogger(__name__)
 Weights = Sequence[tuple[str, torch.Tensor]]
@@ -92,19 +96,55 @@ class ResidentSeal:
                 logger.warning("shard %d: loaded by loaders that compute, whose results are not sealed", self.shard)
             self._unplanned = True
         elif self.packed is None:
-            self.packed = set(differing(self.steps, range(len(self.steps)), dict(weights), None))
+            self.packed = set(differing(parts(self.steps, range(len(self.steps)), dict(weights), None)))
             if self.packed:
                 names = shortened([self.steps[i].name for i in sorted(self.packed)])
                 logger.warning("shard %d: sealed only until the engine packs them: %s", self.shard, names)
         else:
             self._compare([i for i in range(len(self.steps)) if i not in self.packed], staged, weights)
+        self._fits(staged)
+
+    def check_adapter(self, adapter: ResidentAdapter, version: int, stages: int) -> None:
+        """Before an adapter is loaded into one of so many pipeline stages: raises SealError where a part is missing."""
+        if unsent := adapter.unsent():
+            reason = "the trainer sent no adapter, or half of one, and `seamless.seal=off` loads nevertheless"
+            raise self.error(version, unsent, reason)
+        if stages == 1 and (untaken := adapter.untaken()):
+            reason = "no module of the engine takes it, and `seamless.seal=off` loads nevertheless"
+            raise self.error(version, untaken, reason)
+
+    def adapter_loaded(self, adapter: ResidentAdapter, staged: StagedWeights) -> None:
+        """Compares a drawn block of each of its slices, or all of the first one; raises SealError for what differs."""
+        assert staged.seal is not None
+        is_whole = staged.seal.full or self.fitted is None or self.away
+        draw = None if is_whole else random.Random(staged.version)
+        try:
+            slices = list(adapter.slices())
+        except LookupError as error:
+            raise self.error(staged.version, ["the adapter"], str(error)) from error
+        pairs = (
+            (i, narrowed(one.target, *part), one.wanted(narrowed(one.source, *part)))
+            for i, one in enumerate(slices)
+            for part in rows(one.target, draw)
+        )
+        if found := differing(pairs):
+            raise self.error(staged.version, [slices[i].name for i in found], "not what was staged")
+        if self.fitted is None and (unsealed := adapter.unsealed()):
+            logger.warning("shard %d: of these modules adapters are not sealed: %s", self.shard, shortened(unsealed))
+        self._fits(staged)
+
+    def _fits(self, staged: StagedWeights) -> None:
         self.fitted, self.away, self.remembered, self._digests = staged.version, False, [], []
 
     def remember(self, models: Sequence[torch.nn.Module]) -> None:
         """Makes digests of a drawn block of each parameter and buffer; only once a sealed version was loaded."""
         if self.fitted is None:
             return
-        named = [(name, one) for model in models for name, one in (*model.named_parameters(), *model.named_buffers())]
+        named = [
+            (name, one)
+            for model in models
+            for name, one in (*model.named_parameters(), *model.named_buffers(), *adapter_buffers(model))
+        ]
         self.remembered = [(name, one, random.randrange(blocks_of(one))) for name, one in named if one.numel()]
         self._digests = self._remembered_digests()
 
@@ -129,7 +169,7 @@ class ResidentSeal:
         draw = None if staged.seal.full or self.packed is None else random.Random(staged.version)
         if draw is not None and not self.away:
             places = [i for i in places if (i + staged.version) % EVERY == 0]
-        if found := differing(self.steps, places, dict(weights), draw):
+        if found := differing(parts(self.steps, places, dict(weights), draw)):
             raise self.error(staged.version, [str(self.steps[i]) for i in found], "not what was staged")
 
     def error(self, version: int, names: Sequence[str], reason: str) -> SealError:
@@ -140,6 +180,13 @@ class ResidentSeal:
 def shortened(names: Sequence[str]) -> str:
     more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
     return ", ".join(names[:NAMED]) + more
+
+
+def adapter_buffers(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """The buffers of an engine's adapters, which are none of the model's; none where it takes no adapters."""
+    for name, module in getattr(getattr(model, "lora_manager", None), "modules", {}).items():
+        for buffers in ("lora_a_stacked", "lora_b_stacked"):
+            yield from ((f"{name}.{buffers}.{i}", buffer) for i, buffer in enumerate(getattr(module, buffers)))
 
 
 def final_steps(plan: LoadPlan, models: Sequence[torch.nn.Module]) -> tuple[list[FinalStep], list[str]]:
@@ -183,16 +230,22 @@ def staying(tensor: torch.Tensor, steps: Sequence[Copy | Fill]) -> tuple[list[Co
     return stay, int(writer.count_nonzero()) == tensor.numel()
 
 
-def differing(
+def parts(
     steps: Sequence[FinalStep], places: Iterable[int], weights: dict[str, torch.Tensor], draw: random.Random | None
-) -> list[int]:
-    """The places of steps whose target differs from its source; looks at a drawn block of each, or at all of it."""
-    looked, found = list[int](), list[torch.Tensor | bool]()
+) -> Iterator[tuple[int, torch.Tensor, torch.Tensor]]:
+    """Of steps at these places a drawn block of target and source, or all of them."""
     for i in places:
         step = steps[i].step
-        for begin, count in rows(step.target, draw):
-            looked.append(i)
-            found.append(unequal(narrowed(step.target, begin, count), narrowed(step.source(weights), begin, count)))
+        for part in rows(step.target, draw):
+            yield i, narrowed(step.target, *part), narrowed(step.source(weights), *part)
+
+
+def differing(pairs: Iterable[tuple[int, torch.Tensor, torch.Tensor]]) -> list[int]:
+    """The places at which what is there differs from what is wanted."""
+    looked, found = list[int](), list[torch.Tensor | bool]()
+    for i, there, wanted in pairs:
+        looked.append(i)
+        found.append(unequal(there, wanted))
     on_device = [one for one in found if isinstance(one, torch.Tensor)]
     unequals = torch.stack(on_device).tolist() if on_device else found  # waits for a device once
     return sorted({i for i, is_unequal in zip(looked, unequals, strict=True) if is_unequal})

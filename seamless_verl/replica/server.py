@@ -9,9 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import pickle
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import ExitStack, nullcontext
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NoReturn
 
@@ -32,18 +30,18 @@ from vllm.third_party import pynvml
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 from seamless_verl.config.roles import engine_option
-from seamless_verl.errors import ConfigError, EngineStartError, shorten
+from seamless_verl.errors import ConfigError, EngineStartError
 from seamless_verl.platform.adaptation import rebound
 from seamless_verl.platform.nvml import UtilizationSampler, utilization_sampler
+from seamless_verl.replica.engine_load import load_paused, load_sealed, show_broken_seal
 from seamless_verl.replica.engine_source import AsyncLLMSource
 from seamless_verl.replica.rereading import Rereading
 from seamless_verl.replica.scheduler import SCHEDULER_CLS, EnginePreemptions
-from seamless_verl.replica.worker_extension import KV_CACHE, check_replies, extension_name, is_broken_seal
+from seamless_verl.replica.worker_extension import KV_CACHE, check_replies, extension_name
 from seamless_verl.resources.ledger.activity import Activity, DeviceUse, NodeActivity
 from seamless_verl.rollout.engine import PauseMode
 from seamless_verl.rollout.observation import CacheUse
 from seamless_verl.runtime.checkpoint_marker import system_id
-from seamless_verl.runtime.console import show_line
 from seamless_verl.runtime.own_log import OwnLog, stream_names
 from seamless_verl.runtime.pictures import takes_recorded_prompts
 from seamless_verl.runtime.process import freeze_imports, show_log, stack_report
@@ -63,7 +61,6 @@ PAST_THE_DATA_PLANE = (
     " the `llm_client` that the trainer gives to `actor_rollout_ref.rollout.agent.agent_loop_manager_class`"
 )
 OUTER_ERRORS = ("Engine core initialization failed", "WorkerProc initialization failed")  # the cause is in their log
-REAL_TIME_PRIORITY = "real_time_priority"  # of a platform whose processes share cores: a context manager
 
 
 def collapsed_by(processor: Any) -> Callable[[list[int]], list[int]]:
@@ -247,41 +244,31 @@ class SeamlessServer(vLLMHttpServer):  # type: ignore[misc]
                     await self._resume()
                     return
                 except Exception as error:
-                    self._say_broken(error, "It loads again")
-            for then in ("It loads again", "It is ended"):
-                self.loaded = None  # a load that fails half-way leaves no known version
-                await self._map(weights)
-                try:
-                    await self._load(version)
-                    return
-                except Exception as error:
-                    self._say_broken(error, then)
-            self._end_at_once()
-
-    async def _map(self, weights: Any) -> None:
-        """Has the engine's workers map these; another load would not help where they are not what the trainer had."""
-        try:
-            check_replies(await self.engine.collective_rpc("map_staged", args=(pickle.dumps(weights),)))
-        except Exception as error:
-            self._say_broken(error, "It waits for the next version")
-            raise
+                    show_broken_seal(self.replica_rank, error, "It loads again")
+            self.loaded = None  # a load that fails half-way leaves no known version
+            load = partial(self._load, version)
+            await load_sealed(self.engine, weights, self.replica_rank, load=load, end=self._end_at_once)
 
     async def _load(self, version: int) -> None:
+        async def commit() -> None:
+            await self.take_cache()
+            await self.clear_kv_cache()
+            await self.set_global_steps(version)
+
         if WEIGHTS in self.put_away:
             await self.wake_up([WEIGHTS])
-        with ExitStack() as until_resumed:
-            with ExitStack() as loading:
-                began = await self._pause_and_load(version, until_resumed, loading)
-                await self.take_cache()
-                await self.clear_kv_cache()
-                await self.set_global_steps(version)
-            self.pause_s = await self._resume_and_time() - began
-
-    def _say_broken(self, error: Exception, then: str) -> None:
-        """One line on the run's console for a seal that does not fit; any other error is raised again."""
-        if not is_broken_seal(error):
-            raise error
-        show_line(f"replica-{self.replica_rank}: {shorten(error)}. {then}")
+        # What is read ends before the pause, which would else come after the load. No version is loaded, so nothing
+        # begins to read from here on.
+        await self._end_reading()
+        self.pause_s = await load_paused(
+            self.engine,
+            (version, self.config.checkpoint_engine.update_weights_bucket_megabytes << 20),
+            pause=partial(self.pause, PauseMode.KEEP),
+            commit=commit,
+            resume=self._resume,
+            loading=partial(self.activity.doing, DeviceUse.SYNC),
+            agreed=self.config.data_parallel_size > 1,
+        )
 
     async def sleep(self) -> None:
         """Puts weights and cache away, as verl does; a second call changes nothing."""
@@ -325,39 +312,6 @@ class SeamlessServer(vLLMHttpServer):  # type: ignore[misc]
     async def wake_up(self, tags: list[str] | None = None) -> None:
         await super().wake_up(tags)
         self.put_away -= frozenset(PARTS if tags is None else tags)
-
-    async def _resume_and_time(self) -> float:
-        """Resumes; returns the time of the resume, on the engine host's clock.
-
-        The clock is requested before the resume: requested after it, the reply would come after the next step.
-        """
-        times, _ = await gather_all(self.engine.collective_rpc("clock"), self._resume())
-        return float(times[0])
-
-    async def _pause_and_load(self, version: int, until_resumed: ExitStack, loading: ExitStack) -> float:
-        """Pauses and loads; returns the time at which the engine began to load, on its host's clock.
-
-        The load is sent right behind the pause, and the engine runs both in this order; with data parallelism after it,
-        for the engines first agree on the step after which all of them pause. What is read has ended before: a pause
-        that waited for it would come after the load.
-        """
-        await self._end_reading()  # nothing begins to read from here on: no version is loaded
-
-        async def pause() -> None:
-            await self.pause(PauseMode.KEEP)
-            until_resumed.enter_context(getattr(type(current_platform), REAL_TIME_PRIORITY, nullcontext)())
-            loading.enter_context(self.activity.doing(DeviceUse.SYNC))  # the engine's last step is over
-
-        bucket_bytes = self.config.checkpoint_engine.update_weights_bucket_megabytes << 20
-        arguments = (version, bucket_bytes)
-        load = partial(self.engine.collective_rpc, "load_staged", args=arguments)  # verl's own returns no replies
-        if self.config.data_parallel_size > 1:
-            await pause()
-            began = await load()
-        else:
-            _, began = await gather_all(pause(), load())
-        # Of the first worker, as in `_resume_and_time`: both times are of one clock.
-        return float(check_replies(began)[0])
 
     async def last_pause_s(self) -> float:
         """Seconds for which the last load paused generation, from its beginning until the resume."""
@@ -426,15 +380,6 @@ async def serve_only(paths: frozenset[str], host: str | None, app: Any, server_a
     """Serves the app, as verl does, without its other paths, and at `host` where it is not None."""
     app.router.routes = [route for route in app.router.routes if getattr(route, "path", "") in paths]
     return await run_uvicorn(app, server_args, server_address if host is None else host)
-
-
-async def gather_all(*awaitables: Awaitable[Any]) -> list[Any]:
-    """Their results, when all have ended; raises the first error among them."""
-    outcomes = await asyncio.gather(*awaitables, return_exceptions=True)
-    for outcome in outcomes:
-        if isinstance(outcome, BaseException):
-            raise outcome
-    return outcomes
 
 
 class SeamlessReplica(vLLMReplica):  # type: ignore[misc]

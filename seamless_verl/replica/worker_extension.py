@@ -21,6 +21,7 @@ from verl.workers.rollout.vllm_rollout.utils import vLLMColocateWorkerExtension
 from seamless_verl.errors import SealError
 from seamless_verl.platform.adaptation import rebound
 from seamless_verl.platform.vllm_versions import discard_memory, map_adapters_names
+from seamless_verl.replica.adapter_seal import ResidentAdapter
 from seamless_verl.replica.computed_buffers import keep_computed_buffers
 from seamless_verl.replica.load_plan import LoadPlan, PlanCache
 from seamless_verl.replica.own_logprobs import LogprobRecorder, LogprobRecorderV2, record_own_logprobs
@@ -65,11 +66,6 @@ def check_replies(replies: Sequence[Any]) -> Sequence[Any]:
     if errors:
         raise RuntimeError("; ".join(errors))
     return replies
-
-
-def is_broken_seal(error: Exception) -> bool:
-    """Whether a worker's error, as it comes from the engine's processes, is a seal that does not fit."""
-    return SealError.__name__ in str(error)
 
 
 class SeamlessWorkerExtension(vLLMColocateWorkerExtension):  # type: ignore[misc]
@@ -174,16 +170,22 @@ class SeamlessWorkerExtension(vLLMColocateWorkerExtension):  # type: ignore[misc
         getattr(self, BEFORE_LOAD, no_preparation)(models, planned=cache.plan is not None)
         copied = partial(self.resident.copied, models=models, staged=staged, weights=weights)
         receiver = partial(MappedReceiver, weights, bucket_bytes, cache, models, copied=copied)
-        adapter = {} if is_model else {"peft_config": staged.peft, "base_sync_done": True}
-        if adapter:
+        options = {} if is_model else {"peft_config": staged.peft, "base_sync_done": True}
+        adapter = None
+        if not is_model:
             map_adapters_names()
             self.resident.compare_remembered(version)  # the model's own weights, which no load brings again
+            if staged.seal is not None:
+                adapter = ResidentAdapter(self.model_runner.model, weights, staged.peft)
+                self.resident.check_adapter(adapter, version, self.vllm_config.parallel_config.pipeline_parallel_size)
         try:
             with rebound(bucketed_weight_transfer, BucketedWeightReceiver=receiver):
-                self.update_weights_from_ipc(**adapter, use_shm=True)
+                self.update_weights_from_ipc(**options, use_shm=True)
             assert self.mapped_memory is not None
             self.mapped_memory.check(staged)
-            if is_model:
+            if adapter is not None:
+                self.resident.adapter_loaded(adapter, staged)
+            elif is_model:
                 self.resident.loaded(cache.plan, staged, weights)
         except SealError:
             self.plan_cache = None  # the model's own loaders load next

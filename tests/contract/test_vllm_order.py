@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 from support.hosts import found
 
+from seamless_verl.replica.engine_load import REAL_TIME_PRIORITY, load_paused, resume_and_time
 from seamless_verl.replica.engine_source import AsyncLLMSource
-from seamless_verl.replica.server import REAL_TIME_PRIORITY, SeamlessServer
-from seamless_verl.resources.ledger.activity import Activity
+from seamless_verl.resources.ledger.activity import Activity, DeviceUse
 from seamless_verl.rollout.engine import PauseMode
 
 PAUSE, RESUME, RPC = "pause_scheduler", "resume_scheduler", "collective_rpc"
@@ -43,23 +43,13 @@ class Sent:
         self.client.utility_results.pop(next(iter(self.client.utility_results))).set_result(result)
 
 
-def server_of(sent: Sent, parallel: int) -> Any:
-    engine = SimpleNamespace(
+def engine_of(sent: Sent) -> Any:
+    sent.engine_core = sent.client
+    return SimpleNamespace(
         engine_core=sent.client,
         vllm_config=SimpleNamespace(kv_transfer_config=None),
         collective_rpc=sent.client.collective_rpc_async,
         resume_generation=partial(found("vllm.v1.engine.async_llm:AsyncLLM", "engine-source").resume_generation, sent),
-    )
-    sent.engine_core = sent.client
-    source = AsyncLLMSource(engine, version=0)  # type: ignore[arg-type]
-    bucket = SimpleNamespace(update_weights_bucket_megabytes=1)
-    return SimpleNamespace(
-        engine=engine,
-        activity=Activity("replica", ["device"]),
-        config=SimpleNamespace(checkpoint_engine=bucket, data_parallel_size=parallel),
-        pause=lambda mode: source.pause(PauseMode(mode)),
-        _end_reading=partial(asyncio.sleep, 0),
-        _resume=source.resume,
     )
 
 
@@ -85,17 +75,28 @@ async def test_a_load_is_sent_right_after_its_pause_unless_engines_pause_togethe
 
     async def case() -> None:
         sent = Sent()
-        with ExitStack() as standing, ExitStack() as noted:
-            load = SeamlessServer._pause_and_load(server_of(sent, parallel), 1, standing, noted)
-            task = asyncio.create_task(load)
-            await run_until_all_wait()
-            assert sent.methods == before_the_reply and not first, "its last step is as usual"
-            sent.reply(None)
-            await run_until_all_wait()
-            assert first == [True]
-            sent.reply([5.0])
-            assert await task == 5.0 and sent.methods == [PAUSE, RPC] and first == [True]
-        assert first == [True, False]
+        source = AsyncLLMSource(engine := engine_of(sent), version=0)
+        load = load_paused(
+            engine,
+            (1, 1 << 20),
+            pause=partial(source.pause, PauseMode.KEEP),
+            commit=partial(asyncio.sleep, 0),
+            resume=source.resume,
+            loading=partial(Activity("replica", ["device"]).doing, DeviceUse.SYNC),
+            agreed=parallel > 1,
+        )
+        task = asyncio.create_task(load)
+        await run_until_all_wait()
+        assert sent.methods == before_the_reply and not first, "its last step is as usual"
+        sent.reply(None)
+        await run_until_all_wait()
+        assert first == [True]
+        sent.reply([5.0])
+        await run_until_all_wait()
+        assert sent.methods == [PAUSE, RPC, RPC, RESUME] and first == [True]
+        sent.reply([7.0])
+        sent.reply(None)
+        assert await task == 2.0 and first == [True, False]
 
     monkeypatch.setattr(type(current_platform), REAL_TIME_PRIORITY, staticmethod(real_time_priority), raising=False)
     await asyncio.wait_for(case(), 30)
@@ -104,7 +105,8 @@ async def test_a_load_is_sent_right_after_its_pause_unless_engines_pause_togethe
 async def test_the_clock_is_read_right_before_the_resume() -> None:
     async with asyncio.timeout(30):
         sent = Sent()
-        task = asyncio.create_task(SeamlessServer._resume_and_time(server_of(sent, 1)))
+        source = AsyncLLMSource(engine := engine_of(sent), version=0)
+        task = asyncio.create_task(resume_and_time(engine, source.resume))
         await run_until_all_wait()
         assert sent.methods == [RPC, RESUME]
         sent.reply([7.0])

@@ -15,7 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from verl.workers.config import RolloutConfig
 from verl.workers.rollout.replica import RolloutMode
 
-from seamless_verl.replica import server as replica_server
+from seamless_verl.replica import engine_load
 from seamless_verl.replica.rereading import Rereading
 from seamless_verl.replica.server import UNKNOWN, SeamlessServer
 from seamless_verl.rollout.engine import PauseMode
@@ -104,6 +104,7 @@ class BookedServer(SeamlessServer):
         self.engine = StubEngine()
         self.source, self.updating, self.put_away = StubSource(self.engine), asyncio.Lock(), frozenset()
         self.rollout_mode, self.node_rank, self.global_steps = RolloutMode.HYBRID, 0, 0
+        self.replica_rank = 3
         self.config = RolloutConfig(name="vllm", free_cache_engine=True)
         self.activity = SimpleNamespace(doing=lambda use: nullcontext())
 
@@ -272,9 +273,8 @@ async def test_a_seal_that_does_not_fit(
 ) -> None:
     """One line for each, another load, and the end of a server that differs again; staged memory is as it is."""
     lines, ended = list[str](), list[bool]()
-    monkeypatch.setattr(replica_server, "show_line", lines.append)
+    monkeypatch.setattr(engine_load, "show_line", lines.append)
     server = BookedServer()
-    server.replica_rank = 3
     server.engine = engine = BrokenEngine(method, broken)
     server.source = StubSource(engine)
     server._end_at_once = lambda: ended.append(engine.running)
@@ -292,9 +292,8 @@ async def test_a_seal_that_does_not_fit(
 
 async def test_weights_that_changed_while_the_cache_was_away_are_loaded_again(monkeypatch: pytest.MonkeyPatch) -> None:
     lines = list[str]()
-    monkeypatch.setattr(replica_server, "show_line", lines.append)
+    monkeypatch.setattr(engine_load, "show_line", lines.append)
     server = BookedServer()
-    server.replica_rank = 3
     server.engine = engine = BrokenEngine("take_cache_back", 1)
     server.source = StubSource(engine)
     await server.update_weights(1, [])
