@@ -10,8 +10,7 @@ for each shard. Agents do `--turns` calls with a tool between two of them. A row
 - KiB a session: what the shards' memory grew by, from before the first session to the window's end, for each open one;
 - agents' core: how much agents and engines used of theirs. Near 100% they were the limit, and not the shards.
 
-Agents and engines share the first core. Each shard has a core of its own, as long as there are some left. With
-`--core-share 0.25` it may use a quarter of a core alone, so that several fit on one and each still adds as much.
+Agents and engines share the first core. Each shard has a core of its own, as long as there are some left.
 """
 
 from __future__ import annotations
@@ -24,7 +23,6 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from itertools import product
-from math import ceil
 from pathlib import Path
 from random import Random
 from resource import RLIMIT_NOFILE, getrlimit
@@ -36,7 +34,6 @@ import uvloop
 
 from seamless_verl.cli.output import text_table
 from seamless_verl.errors import ConfigError, exits_on_config_error
-from seamless_verl.tools.bench.core_share import KEY, check_share, limited_to
 from seamless_verl.tools.bench.load import (
     ADMIN_KEY,
     CHAT,
@@ -62,11 +59,10 @@ HEADER = (
 
 @dataclass(frozen=True)
 class SessionLoad:
-    """One window: seconds and bytes. The shards may use `cores` together, each `core_share` of one, or all of it."""
+    """One window: seconds and bytes. The shards may use `cores` together."""
 
     shards: int
-    core_share: float | None
-    cores: float
+    cores: int
     sessions: int
     calls: int
     seconds: float
@@ -91,7 +87,7 @@ class SessionLoad:
         return (
             *(str(self.shards), f"{self.sessions:,}", f"{self.rate:,.0f}", f"{self.tokens / self.seconds:,.0f}"),
             *(f"{self.late_s * 1000:.1f}", f"{self.late_p99_s * 1000:.1f}", f"{1000 * self.cpu_s / self.calls:.2f}"),
-            *(f"{used / self.cores:.0%} of {self.cores:g}", f"{self.limit:,.0f}"),
+            *(f"{used / self.cores:.0%} of {self.cores}", f"{self.limit:,.0f}"),
             *(f"{self.grown_bytes / self.sessions / 1024:.0f}", f"{self.agents_cpu_s / self.seconds:.0%}"),
         )
 
@@ -194,21 +190,15 @@ async def run_agents(
     return served, ended - began
 
 
-def measure(
-    shards: int, sessions: int, replicas: int, work: Work, seconds: float, core_share: float | None = None
-) -> SessionLoad:
+def measure(shards: int, sessions: int, replicas: int, work: Work, seconds: float) -> SessionLoad:
     """One window of so many open sessions, in processes of its own.
 
     Raises:
-        ConfigError: hardly a call ended, or the shards cannot be limited to `core_share` of a core each.
+        ConfigError: hardly a call ended.
     """
-    cores = usable_cores(shards, core_share, len(split_cores()[1]))
     with ExitStack() as stack:
-        limits = [stack.enter_context(limited_to(core_share)) for _ in range(shards)]
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="scale-bench-")))
         engines, started = stack.enter_context(gateways(folder, shards, replicas, CHUNK, CHUNK * TOKEN_S))
-        for limit, gateway in zip(limits, started, strict=True):  # not before: a start would take a minute longer
-            limit(gateway.process.pid)
         stack.enter_context(pinned_to(split_cores()[0]))
         served_by, agents = [gateway.process for gateway in started], [psutil.Process(), engines.process]
         empty, used = resident(served_by), list[tuple[float, float]]()
@@ -224,8 +214,7 @@ def measure(
     shards_cpu_s, agents_cpu_s = (end - begin for begin, end in zip(*used, strict=True))
     return SessionLoad(
         shards=shards,
-        core_share=core_share,
-        cores=cores,
+        cores=min(shards, len(split_cores()[1])),
         sessions=sessions,
         calls=len(served.late),
         seconds=window_s,
@@ -241,22 +230,6 @@ def measure(
 def resident(processes: Sequence[psutil.Process]) -> int:
     """Their memory in bytes."""
     return sum(int(process.memory_info().rss) for process in processes)
-
-
-def usable_cores(shards: int, core_share: float | None, cores: int) -> float:
-    """How many cores the shards may use together, where there are `cores` for them.
-
-    Raises:
-        ConfigError: the share is none of a core, or shards on the same core may use more than all of it.
-    """
-    if core_share is None:
-        return min(shards, cores)
-    check_share(core_share)
-    on_a_core = ceil(shards / cores)
-    if on_a_core * core_share > 1:
-        way_out = f"Give at most {1 / on_a_core:.3g}, or fewer shards"
-        raise ConfigError(KEY, core_share, f"{on_a_core} of {shards} shards share a core here", way_out)
-    return shards * core_share
 
 
 def check_sizes(sessions: Sequence[int], shards: Sequence[int], replicas: int) -> None:
@@ -278,8 +251,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = bench_parser("scale", __doc__)
     parser.add_argument("--sessions", type=numbers, default=[250, 1000, 4000], help="open at once, by commas")
     parser.add_argument("--shards", type=numbers, default=[1, 2], help="processes that serve them, by commas")
-    share_help = "of a core, that each shard may use; by default all of it"
-    parser.add_argument("--core-share", type=float, metavar="SHARE", help=share_help)
     parser.add_argument("--replicas", type=int, default=16, help="stub engines, of 256 seats each")
     parser.add_argument("--turns", type=int, default=5, help="calls of a session")
     parser.add_argument("--tokens", type=int, default=64, help="of a reply")
@@ -288,12 +259,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, help="where the rows go as JSON")
     options = parser.parse_args(argv)
     check_sizes(options.sessions, options.shards, options.replicas)
-    for shards in options.shards:
-        usable_cores(shards, options.core_share, len(split_cores()[1]))
     work = Work(options.turns, options.tool_s, Pacing("real", options.tokens, CHUNK, CHUNK * TOKEN_S))
     rows = []
     for shards, sessions in product(options.shards, options.sessions):
-        rows.append(measure(shards, sessions, options.replicas, work, options.seconds, options.core_share))
+        rows.append(measure(shards, sessions, options.replicas, work, options.seconds))
         sys.stderr.write(f"{shards} shards, {sessions} sessions: {rows[-1].rate:.0f} calls/s\n")
     sys.stdout.write(f"{text_table(HEADER, [row.cells() for row in rows])}\n")
     if options.out:
