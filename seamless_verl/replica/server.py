@@ -217,7 +217,9 @@ class SeamlessServer(vLLMHttpServer):  # type: ignore[misc]
         if self.rereading is not None:
             await self.rereading.end()
 
-    async def reread(self, ids: Sequence[int], version: int, patience_s: float) -> NDArray[np.float32] | None:
+    async def reread(
+        self, ids: Sequence[int], version: int, patience_s: float, temperature: float = 1.0
+    ) -> NDArray[np.float32] | None:
         """The logprobs, float32 [tokens - 1], that the weights of this version give to each of these ids but the first.
 
         Waits for that version. None where the engine has a later one, or pauses before it has read them, for which the
@@ -228,8 +230,17 @@ class SeamlessServer(vLLMHttpServer):  # type: ignore[misc]
             if self.loaded is not None and self.loaded > version:
                 return None
             await self.rereading.resumed.wait()
-        read = await self.rereading.logprobs(ids, patience_s)
+        read = await self.rereading.logprobs(ids, patience_s, temperature)
         return read if self.loaded == version else None
+
+    async def verify_weights(self, version: int, staged: Any) -> str | None:
+        """What of its weights is not what was staged for this version, "" if nothing; None if that cannot be said."""
+        if self.loaded != version:
+            return None
+        replies = await self.engine.collective_rpc("verify_weights", args=(pickle.dumps(staged),))
+        if broken := [reply for reply in replies if isinstance(reply, str)]:
+            return broken[0] if is_broken_seal(RuntimeError(broken[0])) else None
+        return "" if all(replies) else None
 
     async def update_weights(self, version: int, weights: Any) -> None:
         """Pauses, loads these weights and resumes; with this version loaded already it only resumes.

@@ -25,7 +25,8 @@ from seamless_verl.replica.adapter_seal import ResidentAdapter
 from seamless_verl.replica.computed_buffers import keep_computed_buffers
 from seamless_verl.replica.load_plan import LoadPlan, PlanCache
 from seamless_verl.replica.own_logprobs import LogprobRecorder, LogprobRecorderV2, record_own_logprobs
-from seamless_verl.replica.seal import ResidentSeal
+from seamless_verl.replica.rereading import ReadingTemperature
+from seamless_verl.replica.seal import ResidentSeal, differing
 from seamless_verl.runtime.checkpoint_marker import system_id
 from seamless_verl.runtime.process import end_with_process
 from seamless_verl.weights.host_copies import HostCopies
@@ -80,6 +81,7 @@ class SeamlessWorkerExtension(vLLMColocateWorkerExtension):  # type: ignore[misc
     resident: ResidentSeal | None = None
     cache_away = False
     own_logprobs: LogprobRecorder | LogprobRecorderV2 | None = None
+    reading: ReadingTemperature | None = None
 
     def __new__(cls, **kwargs: Any) -> SeamlessWorkerExtension:
         keep_computed_buffers()
@@ -90,6 +92,7 @@ class SeamlessWorkerExtension(vLLMColocateWorkerExtension):  # type: ignore[misc
         """From now on the model's own logprobs are recorded, whatever constrains the sampling; also of drafted tokens,
         if it returns True. A second call changes nothing."""
         self.own_logprobs = self.own_logprobs or record_own_logprobs(self)
+        self.reading = self.reading or ReadingTemperature(self)
         return self.own_logprobs.covers_drafts or self.vllm_config.speculative_config is None
 
     @returning_errors
@@ -149,6 +152,19 @@ class SeamlessWorkerExtension(vLLMColocateWorkerExtension):  # type: ignore[misc
             self.cache_away = False
             if self.resident is not None:
                 self.resident.compare_remembered()
+
+    @returning_errors
+    def verify_weights(self, staged: bytes) -> bool:
+        """Compares all that was loaded with these pickled StagedWeights, while they are mapped; SealError for what
+        differs. False if nothing of it is sealed."""
+        if self.resident is None or not self.resident.steps:
+            return False
+        version, weights = map_on_this_host(pickle.loads(staged), self.mapped_memory)
+        places = [i for i in range(len(self.resident.steps)) if i not in (self.resident.packed or ())]
+        if found := differing(self.resident.steps, places, dict(weights), None):
+            names = [str(self.resident.steps[i]) for i in found]
+            raise self.resident.error(version.version, names, "not what was staged")
+        return bool(places)
 
     def clock(self) -> float:
         """The time at which the engine runs this call, on its host's clock."""

@@ -18,7 +18,7 @@ from torch.nn.functional import pad
 from verl.trainer.ppo.rollout_corr_helper import compute_rollout_corr_metrics_from_logprobs
 from verl.utils.debug.metrics import calculate_debug_metrics
 
-from seamless_verl.trainer.token_mask import ENGINE, difference_sums, figures, with_means
+from seamless_verl.trainer.token_mask import difference_sums, with_means
 
 SEEN_ENTROPY = "seen_entropy"
 """A model output beside verl's, as its others are: float32 by token, in nats, and UNSEEN where it is not measured."""
@@ -62,7 +62,6 @@ class Instruments:
 
     rows: list[tuple[torch.Tensor, ...]] = field(default_factory=list)
     entropies: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)
-    reread: list[torch.Tensor] = field(default_factory=list)
 
     def add_rows(self, trainer: torch.Tensor, engine: torch.Tensor, mask: torch.Tensor, labels: torch.Tensor) -> None:
         """Logprobs of both, the mask, and the `Grammar` of each token, [rows, response] each."""
@@ -75,16 +74,11 @@ class Instruments:
         mean = (entropy.detach().float() * seen).sum() / seen.sum().clamp(min=1)
         self.entropies.append((mean, trained.sum() * seen.any()))
 
-    def add_reread(self, trainer: torch.Tensor, engine: torch.Tensor) -> None:
-        """Logprobs [N] of tokens that an engine read again, by the same weights; of one rank, in one mini-batch."""
-        self.reread.append((trainer.detach().float() - engine).abs())
-
     def metrics(self, dp_size: int) -> dict[str, list[float]]:
         """For verl, which takes the mean over data-parallel ranks, and the largest or smallest of names that say so."""
         found = self._differences(dp_size) if self.rows else {}
         if tokens := sum(float(weight) for _, weight in self.entropies):
             found["entropy"] = sum(float(mean * weight) for mean, weight in self.entropies) / tokens
-        found |= figures(ENGINE, torch.cat(self.reread).cpu().numpy()) if self.reread else {}
         return {name: [value] for name, value in found.items()}
 
     def _differences(self, dp_size: int) -> dict[str, float]:

@@ -6,7 +6,6 @@ The trainer sends the numbers of an update with its batch, under UPDATE, and the
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -32,8 +31,8 @@ UPDATE = "seamless_update"
 """In a batch's `extra_info`: the numbers of `update_numbers`."""
 WEIGHT = "session_weight"
 """A column of TransferQueue: float32 [1], a row's share of the trained tokens of its session."""
-REREAD = "seamless_reread"
-"""In a batch's `extra_info`: as JSON, the logprobs that an engine gives a response's tokens, by the key of its row."""
+COMPARED = "seamless_compared"
+"""In a batch's `extra_info`: the key of a row whose logprobs of the first mini-batch are kept, or ""."""
 MEAN_OF_MEANS = "seq-mean-token-mean"
 
 
@@ -54,14 +53,14 @@ class CorrectedUpdates(UpdateHooks):
     """Gives policy losses their `LossCall`, and steps their learning rate; every rank of the actor has one.
 
     Owned state, while an update runs: its numbers, how many of its optimizer steps are done, and the importance weights
-    and instruments of the mini-batch, as far as this rank has computed its loss.
+    and instruments of the mini-batch, as far as this rank has computed its loss; and the logprobs that were kept last.
     """
 
     def __init__(self, worker: Any) -> None:
         super().__init__(worker)
         self.numbers: dict[str, Any] | None = None
         self.done, self.steps = 0, 1
-        self.reread: dict[int, list[float]] = {}  # of an engine, by the row of the update
+        self.compared_row, self.compared = -1, torch.empty(0)
         self.weights, self.instruments = WeightSums(), Instruments()
         measure_entropy(self.engine, lambda: self._measures)
 
@@ -69,12 +68,12 @@ class CorrectedUpdates(UpdateHooks):
         self.numbers = tu.get_non_tensor_data(data, UPDATE, None)
         rows = len(data) * self.engine.get_data_parallel_size()
         epochs = tu.get_non_tensor_data(data, "epochs", 1)
-        self.done, self.reread = 0, reread_rows(data)
+        self.done, self.compared_row, self.compared = 0, compared_row(data), torch.empty(0)
         self.steps = max(1, rows // tu.get_non_tensor_data(data, "mini_batch_size", rows) * epochs)
         try:
             return train_mini_batch(data)
         finally:
-            self.numbers, self.reread = None, {}
+            self.numbers, self.compared_row = None, -1
 
     def mini_batch(self, train_batch: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Adds its effective sample size and its instruments to the metrics."""
@@ -124,7 +123,7 @@ class CorrectedUpdates(UpdateHooks):
             self.instruments.add_entropy(no_padding_2_padding(entropy, data), mask)
 
         def found(name: str) -> Callable[..., Any]:
-            needed = self._scales or self._measures or bool(self.reread) or name in LOSSES
+            needed = self._scales or self._measures or self.compared_row >= 0 or name in LOSSES
             return around(find(name), partial(self._policy_loss, data)) if needed else find(name)
 
         with rebound(losses, get_policy_loss_fn=found):
@@ -148,28 +147,19 @@ class CorrectedUpdates(UpdateHooks):
         if self._measures and not self.done and "grammar" in data.keys():  # noqa: SIM118
             labels = padded(data["grammar"], response_mask.long(), Grammar.NONE)
             self.instruments.add_rows(log_prob, old_log_prob, response_mask, labels)
-        if self.reread and not self.done:
-            self._compare_reread(data, log_prob, response_mask)
+        if self.compared_row >= 0 and not self.done and self.compared_row in (rows := data[ROW].tolist()):
+            self.compared = log_prob[rows.index(self.compared_row)].detach().clone()
         versions, proximal = padded(data["weight_version"], response_mask.long(), CONTEXT), self.numbers["proximal"]
         current = proximal + self.numbers["share"] * self.done / self.steps
         with this_call.during(LossCall(versions, proximal, current)):
             return policy_loss(old_log_prob=old_log_prob, log_prob=log_prob, response_mask=response_mask, **arguments)
 
-    def _compare_reread(self, data: Any, log_prob: torch.Tensor, response_mask: torch.Tensor) -> None:
-        """Gives the instruments what trainer and engine gave the trained tokens of the rows that were read again."""
-        for place, row in enumerate(data[ROW].tolist()):
-            if (read := self.reread.get(row)) is not None:
-                trained = response_mask[place, : len(read)].bool()
-                of_engine = torch.tensor(read, dtype=torch.float32, device=log_prob.device)
-                self.instruments.add_reread(log_prob[place, : len(read)][trained], of_engine[trained])
 
-
-def reread_rows(data: Any) -> dict[int, list[float]]:
-    """What an engine gave tokens of some of an update's rows, by the row's number among those of all ranks."""
-    if not (text := tu.pop(data, REREAD, default="")):
-        return {}
-    by_key, keys = json.loads(text), tu.get_non_tensor_data(data, KEYS, "").splitlines()
-    return {row: by_key[key] for row, key in enumerate(keys) if key in by_key}
+def compared_row(data: Any) -> int:
+    """The number, among the rows of all ranks, of the row whose logprobs are kept; -1: none."""
+    key = tu.pop(data, COMPARED, default="")
+    keys = tu.get_non_tensor_data(data, KEYS, "").splitlines() if key else []
+    return keys.index(key) if key in keys else -1
 
 
 def padded(column: Any, like: torch.Tensor, empty: float) -> torch.Tensor:

@@ -265,13 +265,19 @@ class RunSetup:
         """What has these groups' workers compute shared prefixes once, if that is asked for; the actor's first."""
         return SharedPrefixes(groups) if self.seamless.shared_prefixes == "auto" else None
 
-    def mismatch(self, finished: Callable[[], Sequence[str]], *, images: bool) -> Mismatch | None:
-        """What compares trainer and engines; an engine reads at temperature 1, without a sequence's images, and chooses
-        its experts anew, where the trainer replays those of older weights."""
+    def mismatch(self, finished: Callable[[], Sequence[str]], commit: WeightCommit, *, images: bool) -> Mismatch | None:
+        """What compares trainer and engines; an engine reads without a sequence's images, and chooses its experts anew,
+        where the trainer replays those of older weights."""
         rollout = self.config.actor_rollout_ref.rollout
-        if images or float(rollout.temperature) != 1.0 or rollout.enable_rollout_routing_replay:
+        if images or rollout.enable_rollout_routing_replay:
             return None
-        return Mismatch(lambda: {one.replica_id: one.replica.server_handle for one in self.replicas}, finished)
+        return Mismatch(
+            lambda: {one.replica_id: one.replica.server_handle for one in self.replicas},
+            finished,
+            lasting=lambda: [one.replica_id for one in self.replicas if not one.shares_device],
+            staged=lambda: commit.committed and commit.committed[1],
+            temperature=float(rollout.temperature),
+        )
 
     def commit(self, device_time: DeviceTime) -> WeightCommit:
         """The commit of weights to the replicas."""

@@ -53,7 +53,7 @@ from seamless_verl.trainer.failure_shares import FailureShares
 from seamless_verl.trainer.finite_updates import KEYS
 from seamless_verl.trainer.instruments import of_update
 from seamless_verl.trainer.lending import UPDATE as ACTORS_UPDATE
-from seamless_verl.trainer.losses import REREAD, UPDATE, update_numbers
+from seamless_verl.trainer.losses import COMPARED, UPDATE, update_numbers
 from seamless_verl.trainer.needed_nodes import nodes_of_run
 from seamless_verl.trainer.pools import TagPools, roles_by_tags
 from seamless_verl.trainer.prefetch import BatchPrefetch
@@ -174,7 +174,7 @@ class SeamlessTrainer(PPOTrainer):  # type: ignore[misc]
         computing = {name: getattr(self, name, None) for name in ("actor_rollout_wg", "ref_policy_wg")}
         self.shared_prefixes = setup.shared_prefixes({**computing, "critic_wg": getattr(self, "critic_wg", None)})
         self.lending.wrap_computations(computing, {ACTORS_UPDATE: BatchPrefetch})
-        self.mismatch = setup.mismatch(self.feed.buffer.oldest_finished, images=self.processor is not None)
+        self.mismatch = setup.mismatch(self.feed.buffer.oldest_finished, self.commit, images=self.processor is not None)
         self.groups = setup.group_wait(self.feed, self.lending, self.starter, self.commit, self.poll_s)
 
     def _init_dataloader(self) -> None:
@@ -399,13 +399,22 @@ class SeamlessTrainer(PPOTrainer):  # type: ignore[misc]
         )
         of_actor: dict[str, Any] = {}
         first = self.mismatch is not None and self.local_trigger_step == 0
-        batch.extra_info[REREAD] = self.mismatch.reply(self.commit.begun, batch.keys) if first else ""
+        compared = batch.extra_info[COMPARED] = self._compared_row(batch) if first else ""
         with self._update(batch, "actor_rollout_wg", "update_actor"):
             batch = super()._update_actor(batch, of_actor)
         metrics.update(of_update(share_of_update(of_actor, ACTOR)))
-        if first:
-            metrics.update(self.mismatch.judge(metrics))
+        if compared:
+            self.mismatch.end_update(self.actor_rollout_wg.compared_logprobs())
+            metrics.update(self.mismatch.judge())
         return batch
+
+    def _compared_row(self, batch: Any) -> str:
+        """The key of the row that an engine reads, too, or ""; it is of the first mini-batch of the first rank."""
+        first = max(1, len(batch) // (self.actor_rollout_wg.world_size * self._mini_batches(len(batch))))
+        batch = rows_at(batch, range(first))
+        own = set(own_keys(batch))
+        rows = {key: tag for key, tag in zip(batch.keys, batch.tags, strict=True) if key in own}
+        return self.mismatch.begin_update(self.commit.begun, rows)
 
     def _update(self, batch: Any, group: str, method: str) -> AbstractContextManager[None]:
         """In the block, workers get the columns that an update reads and the keys of its rows; where a session weighs
@@ -446,6 +455,7 @@ class SeamlessTrainer(PPOTrainer):  # type: ignore[misc]
         self._mini_batch_ended()
         self.feed.step_ended()
         self._record_groups()
+        compared = {} if self.mismatch is None else self.mismatch.judge()  # before its weights are staged over
         with marked_timer("update_weights", self.timing_raw, color="red"):
             self.lending.before_commit()
             self.starter.before_commit()
@@ -453,6 +463,7 @@ class SeamlessTrainer(PPOTrainer):  # type: ignore[misc]
             self.lending.on_committed()
         self.failure_shares.step_ended(metrics)
         self._ask_engine()
+        metrics |= compared
         metrics |= self.feed.tail.metrics() if self.feed.tail.extra else {}
         metrics |= self.replay_buffer.carried_over(self.global_steps)
         metrics |= {} if self.sampled is None else self.sampled.sampling.metrics()

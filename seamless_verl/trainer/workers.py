@@ -10,8 +10,10 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
+import numpy as np
 import ray
 import torch
+from numpy.typing import NDArray
 from verl.experimental.separation.engine_workers import DetachActorWorker
 from verl.single_controller.base.decorator import Dispatch, register
 from verl.single_controller.ray import RayClassWithInitArgs, RayWorkerGroup
@@ -69,8 +71,8 @@ class SeamlessActorWorker(FetchesAhead, RotatesCheckpoints, DetachActorWorker):
                 record_computations(worker, self.activity)
         if "actor" in self.role:
             FiniteUpdates(self.actor, "actor")
-            corrected = CorrectedUpdates(self.actor).correcting(self.loss_fn)
-            self.actor.set_loss_fn(weighs_sessions(corrected))
+            self.updates = CorrectedUpdates(self.actor)
+            self.actor.set_loss_fn(weighs_sessions(self.updates.correcting(self.loss_fn)))
             if self.config.actor.strategy == "megatron" and self.config.actor.megatron.router_replay.mode == "R3":
                 from seamless_verl.trainer.flipped_routes import FlippedRoutes
 
@@ -91,6 +93,13 @@ class SeamlessActorWorker(FetchesAhead, RotatesCheckpoints, DetachActorWorker):
     def shares_prefixes(self) -> bool:
         """Whether the actor does, also after its engine has compared a first pass both ways."""
         return bool(getattr(self.actor.engine, "sharing", False))
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def compared_logprobs(self) -> NDArray[np.float32]:
+        """What the last update's first mini-batch gave the response of the compared row, float32 [R or more];
+        empty on ranks that did not have it."""
+        found: NDArray[np.float32] = self.updates.compared.float().cpu().numpy()
+        return found
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def restore_model_from_cpu(self, n: Any) -> None:
