@@ -334,3 +334,13 @@ def test_an_engine_has_our_modes_of_logprobs(mode: str) -> None:
     from seamless_verl.replica.own_logprobs import MODES
 
     assert MODES == LOGPROBS_MODES and mode in MODES and mode in get_args(LogprobsMode)
+
+
+def test_a_prompts_logprobs_are_made_where_we_set_their_temperature() -> None:
+    read = inspect.getsource(found(RUNNER + "_get_prompt_logprobs_dict", "rereading"))
+    assert "num_prompt_logprobs_dict = self.num_prompt_logprobs" in read and "self.requests[req_id]" in read
+    assert "self.sampler.compute_logprobs(logits)" in read
+    prompts = "vllm.v1.worker.gpu.sample.prompt_logprob:PromptLogprobsWorker."
+    add, compute = (found(prompts + name, "rereading") for name in ("add_request", "compute_prompt_logprobs"))
+    assert list(inspect.signature(add).parameters) == ["self", "req_id", "req_idx", "sampling_params"]
+    assert list(inspect.signature(compute).parameters)[:2] == ["self", "logits_fn"]
