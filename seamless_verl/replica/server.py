@@ -237,10 +237,11 @@ class SeamlessServer(vLLMHttpServer):  # type: ignore[misc]
         """What of its weights is not what was staged for this version, "" if nothing; None if that cannot be said."""
         if self.loaded != version:
             return None
-        replies = await self.engine.collective_rpc("verify_weights", args=(pickle.dumps(staged),))
-        if broken := [reply for reply in replies if isinstance(reply, str)]:
-            return broken[0] if is_broken_seal(RuntimeError(broken[0])) else None
-        return "" if all(replies) else None
+        try:
+            sealed = check_replies(await self.engine.collective_rpc("verify_weights", args=(pickle.dumps(staged),)))
+        except Exception as error:  # its text is what the trainer says
+            return shorten(error) if is_broken_seal(error) else None
+        return "" if all(sealed) else None
 
     async def update_weights(self, version: int, weights: Any) -> None:
         """Pauses, loads these weights and resumes; with this version loaded already it only resumes.

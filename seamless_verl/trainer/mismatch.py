@@ -86,7 +86,7 @@ class StoredSample(NamedTuple):
 
 
 @dataclass
-class Comparison:
+class ComparedSample:
     """One sample by the weights of one version: what the replica replies, and what the trainer's update had."""
 
     version: int
@@ -115,7 +115,7 @@ class Mismatch:
     ) -> None:
         self.servers, self.finished, self.lasting, self.staged = servers, finished, lasting, staged
         self.temperature = temperature
-        self.now: Comparison | None = None
+        self.now: ComparedSample | None = None
         self.last: tuple[int, float] | None = None  # the version asked for, and when
         self.step_s = 0.0
         self.of_engine, self.of_record, self.of_token = Band(), Band(), Band(*OF_TOKEN)
@@ -160,7 +160,7 @@ class Mismatch:
         if (sample := stored_sample(key)) is not None:
             patience_s = SHARE * self._step_s(version)
             reply = self.servers()[replica].reread.remote(sample.ids, version, patience_s, self.temperature)
-            self.now = Comparison(version, replica, sample, reply)
+            self.now = ComparedSample(version, replica, sample, reply)
         return True
 
     def _step_s(self, version: int) -> float:
@@ -199,7 +199,7 @@ class Mismatch:
     def _usual(self) -> float:
         return float(self.of_engine.inside and self.of_record.inside and self.of_token.inside)
 
-    def _judge_engine(self, now: Comparison, read: Logprobs) -> dict[str, float]:
+    def _judge_engine(self, now: ComparedSample, read: Logprobs) -> dict[str, float]:
         assert now.trainer is not None
         trained = now.sample.trained
         found = figures(ENGINE, np.abs(now.trainer - read)[trained])
@@ -215,7 +215,7 @@ class Mismatch:
             self._say(now, found.values(), "the trainer gives", limit, f"{cause}; {self._weights(now)}")
         return found
 
-    def _judge_record(self, now: Comparison, read: Logprobs) -> dict[str, float]:
+    def _judge_record(self, now: ComparedSample, read: Logprobs) -> dict[str, float]:
         own = now.sample.trained & (now.sample.versions == now.version)
         found = figures(RECORD, np.abs(read - now.sample.recorded)[own])
         if not found:
@@ -234,7 +234,7 @@ class Mismatch:
             self.of_one_version = self.of_record.inside and self.of_token.inside
         return found
 
-    def _reader(self, now: Comparison, of: NDArray[np.bool_]) -> Callable[[float], Logprobs | None]:
+    def _reader(self, now: ComparedSample, of: NDArray[np.bool_]) -> Callable[[float], Logprobs | None]:
         def read(times: float) -> Logprobs | None:
             server = self.servers()[now.replica]
             found = in_doubt(server.reread.remote(now.sample.ids, now.version, 0.0, self.temperature * times))
@@ -242,12 +242,12 @@ class Mismatch:
 
         return read
 
-    def _weights(self, now: Comparison) -> str:
+    def _weights(self, now: ComparedSample) -> str:
         """What the replica's weights are, by its seal."""
         broken = in_doubt(self.servers()[now.replica].verify_weights.remote(now.version, self.staged()))
         return UNSEALED if broken is None else BROKEN.format(broken) if broken else SEALED
 
-    def _say(self, now: Comparison, found: Iterable[float], other: str, limit: float, cause: str) -> None:
+    def _say(self, now: ComparedSample, found: Iterable[float], other: str, limit: float, cause: str) -> None:
         logger.warning(
             "%s gives tokens of sample %s other logprobs than %s, by the same weights of version %d: over %d tokens"
             " %.3f nats on the mean, %.2f at most, where a mean up to %.3f is usual. Likely %s. %s",

@@ -45,6 +45,7 @@ def test_an_engine_that_reads_the_model_otherwise_is_noticed_in_the_first_steps(
     assert min(compared) <= 2 and first["seamless/agreement/usual"] == 0
     assert all(m["seamless/agreement/record/mean"] < 0.01 for m in compared.values() if RECORD in m)
     assert "Likely no replica agreed yet: compare both models' settings" in job.log()
+    assert "its weights are those that were sent, to the bit" in job.log()
 
 
 def test_faults_are_named_in_the_step_in_which_they_appear(nano: Path, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 from numpy.typing import NDArray
 
 from seamless_verl.trainer import mismatch
-from seamless_verl.trainer.mismatch import ENGINE, LEAST, MOST, RECORD, Band, Comparison, Mismatch, StoredSample
+from seamless_verl.trainer.mismatch import ENGINE, LEAST, MOST, RECORD, Band, ComparedSample, Mismatch, StoredSample
 
 pytestmark = pytest.mark.integration
 RESPONSE = 32
@@ -59,7 +59,7 @@ def compare(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[list[float],
         servers = {name: Server(broken) for name, *_ in checks}
         judge, usual = Mismatch(lambda: servers, list), []
         for replica, trainer, row in checks:
-            judge.now = Comparison(4, replica, row, None)
+            judge.now = ComparedSample(4, replica, row, None)
             judge._read = lambda: np.concatenate([np.zeros(1, np.float32), PLAIN])  # type: ignore[method-assign]
             assert judge.judge() == {}, "the trainer has computed nothing yet"
             judge.end_update([np.empty(0, np.float32), np.pad(trainer, (0, 3))])

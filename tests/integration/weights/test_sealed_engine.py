@@ -146,3 +146,22 @@ def test_weights_that_change_while_the_cache_is_away(engine: Engine, memory: Sta
         engine.run(away(overwrite))
     engine.run(load(engine, 40, staged))
     assert largest_error(loaded, engine.run(engine.samples(PROMPTS, 16))) < CLOSE
+
+
+def test_weights_in_doubt_are_compared_whole_while_they_are_staged(
+    engine: Engine, memory: StagingMemory, loaded: Any
+) -> None:
+    staged = stage(memory, 50, dict(loaded.named_parameters()))
+    engine.run(load(engine, 50, staged))
+    assert engine.run(call(engine, "verify_weights", staged)) == [True, True]
+
+    def overwrite(worker: Any) -> None:
+        if worker.rank == 1:
+            worker.model_runner.model.model.layers[0].mlp.down_proj.weight.data[-1, -1] += 1
+
+    engine.run(call(engine, overwrite))
+    with pytest.raises(Exception, match=r"SealError: version 50, shard 1: model.layers.0.mlp.down_proj.weight \(from"):
+        engine.run(call(engine, "verify_weights", staged))
+    stage(memory, 51, dict(loaded.named_parameters()))
+    with pytest.raises(Exception, match="is not version 50 any more"):
+        engine.run(call(engine, "verify_weights", staged))

@@ -8,8 +8,8 @@ from verl.experimental.agent_loop.single_turn_agent_loop import SingleTurnAgentL
 
 TEMPERATURE, SHIFTED, RENDERED = 2, 4, 6
 """The versions whose tokens have the fault: one after which the next is right again."""
-RENDERED_FROM, RENDERED_AS = 12, 3
-"""Of a response: the first of the ids that were rendered again, and how many."""
+PLACE, IDS = 12, [200, 201, 202, 203]
+"""Of a response: the first of the ids that were rendered again, and as what: bytes that the reward makes unlikely."""
 
 
 class MismatchedLoop(SingleTurnAgentLoop):
@@ -21,6 +21,6 @@ class MismatchedLoop(SingleTurnAgentLoop):
         elif version == SHIFTED:
             output.response_logprobs = output.response_logprobs[-1:] + output.response_logprobs[:-1]
         elif version == RENDERED:
-            ids = output.response_ids[RENDERED_FROM : RENDERED_FROM + RENDERED_AS]
-            output.response_ids[RENDERED_FROM : RENDERED_FROM + RENDERED_AS] = [(one + 7) % 200 for one in ids]
+            ids = output.response_ids
+            ids[PLACE : PLACE + len(IDS)] = IDS[: len(ids[PLACE:])]
         return output
