@@ -37,6 +37,16 @@ async def load_sealed(engine: Any, weights: Any, replica: int, *, load: Step, en
     end()
 
 
+async def broken_seal(engine: Any, weights: Any) -> str | None:
+    """What the engine holds and was not staged, "" if nothing; None if that cannot be seen. It may generate meanwhile,
+    but its step waits for the comparison of all that was loaded."""
+    try:
+        sealed = check_replies(await engine.collective_rpc("verify_weights", args=(pickle.dumps(weights),)))
+    except Exception as error:  # its text is what the trainer says
+        return shorten(error) if SealError.__name__ in str(error) else None
+    return "" if all(sealed) else None
+
+
 def show_broken_seal(replica: int, error: Exception, then: str) -> None:
     """One line on the run's console for a seal that does not fit; any other error is raised again.
 

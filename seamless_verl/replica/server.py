@@ -33,7 +33,7 @@ from seamless_verl.config.roles import engine_option
 from seamless_verl.errors import ConfigError, EngineStartError
 from seamless_verl.platform.adaptation import rebound
 from seamless_verl.platform.nvml import UtilizationSampler, utilization_sampler
-from seamless_verl.replica.engine_load import load_paused, load_sealed, show_broken_seal
+from seamless_verl.replica.engine_load import broken_seal, load_paused, load_sealed, show_broken_seal
 from seamless_verl.replica.engine_source import AsyncLLMSource
 from seamless_verl.replica.rereading import Rereading
 from seamless_verl.replica.scheduler import SCHEDULER_CLS, EnginePreemptions
@@ -234,14 +234,8 @@ class SeamlessServer(vLLMHttpServer):  # type: ignore[misc]
         return read if self.loaded == version else None
 
     async def verify_weights(self, version: int, staged: Any) -> str | None:
-        """What of its weights is not what was staged for this version, "" if nothing; None if that cannot be said."""
-        if self.loaded != version:
-            return None
-        try:
-            sealed = check_replies(await self.engine.collective_rpc("verify_weights", args=(pickle.dumps(staged),)))
-        except Exception as error:  # its text is what the trainer says
-            return shorten(error) if is_broken_seal(error) else None
-        return "" if all(sealed) else None
+        """As `broken_seal`, of this version."""
+        return await broken_seal(self.engine, staged) if self.loaded == version else None
 
     async def update_weights(self, version: int, weights: Any) -> None:
         """Pauses, loads these weights and resumes; with this version loaded already it only resumes.

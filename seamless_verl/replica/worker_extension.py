@@ -26,7 +26,7 @@ from seamless_verl.replica.computed_buffers import keep_computed_buffers
 from seamless_verl.replica.load_plan import LoadPlan, PlanCache
 from seamless_verl.replica.own_logprobs import LogprobRecorder, LogprobRecorderV2, record_own_logprobs
 from seamless_verl.replica.rereading import ReadingTemperature
-from seamless_verl.replica.seal import ResidentSeal, differing
+from seamless_verl.replica.seal import ResidentSeal, differing, parts
 from seamless_verl.runtime.checkpoint_marker import system_id
 from seamless_verl.runtime.process import end_with_process
 from seamless_verl.weights.host_copies import HostCopies
@@ -161,7 +161,7 @@ class SeamlessWorkerExtension(vLLMColocateWorkerExtension):  # type: ignore[misc
             return False
         version, weights = map_on_this_host(pickle.loads(staged), self.mapped_memory)
         places = [i for i in range(len(self.resident.steps)) if i not in (self.resident.packed or ())]
-        if found := differing(self.resident.steps, places, dict(weights), None):
+        if found := differing(parts(self.resident.steps, places, dict(weights), None)):
             names = [str(self.resident.steps[i]) for i in found]
             raise self.resident.error(version.version, names, "not what was staged")
         return bool(places)
