@@ -55,6 +55,7 @@ agents against the gateway; a run with wrong ones is refused before it starts, t
 RUNNERS = """
 A RunnerAgentLoop takes the keys of every loop, and these:
 """
+BOOLEANS = ("off", "on", "no", "yes")  # to yaml, where they have no quotes
 YAML = """\
 # The settings of the `seamless:` node, with their defaults: made by `python -m seamless_verl.config --yaml` from
 # seamless_verl/config/schema.py, which refuses anything else. docs/settings.md has a table of them.
@@ -87,7 +88,8 @@ def settings_yaml() -> str:
         lines += textwrap.wrap(
             row.meaning + allowed, 118, initial_indent=f"{indent}# ", subsequent_indent=f"{indent}# "
         )
-        lines.append(f"{indent}{name}: {_default(row.default).strip('`')}\n")
+        default = _default(row.default).strip("`")
+        lines.append(f"{indent}{name}: {default if default not in BOOLEANS else json.dumps(default)}\n")
     return "\n".join(lines)
 
 

@@ -14,7 +14,17 @@ from seamless_verl.config.checks.corrections import CORRECTION, IGNORED_BY_BYPAS
 from seamless_verl.config.checks.hosts import OF_THE_CLUSTER, RAY_INIT
 from seamless_verl.config.checks.model import LOAD_FORMAT, lacks_base_weights
 from seamless_verl.config.planning import HANDOVER, choose_handover, roles_of
-from seamless_verl.config.roles import ENGINE_KWARGS, by_tags, engines_parser, joins_cluster, option_of, replica_sizes
+from seamless_verl.config.roles import (
+    ENGINE_KWARGS,
+    OWN_DRAFTS,
+    SPECULATIVE,
+    by_tags,
+    engine_option,
+    engines_parser,
+    joins_cluster,
+    option_of,
+    replica_sizes,
+)
 from seamless_verl.config.schema import CORRECTED_STALENESS, HARMLESS_STALENESS, Handover
 from seamless_verl.config.settings import Settings
 from seamless_verl.config.verl_keys import LOSS_MODE
@@ -46,6 +56,7 @@ def adopt(config: DictConfig, overrides: Sequence[str] = ()) -> str | None:
     adopt_cluster(config, overrides)
     adopt_resources(config, overrides)
     adopt_parsers(config)
+    adopt_drafts(config)
     chosen = adopt_base_weights(config, overrides), adopt_correction(config, overrides)
     return "\n".join(filter(None, chosen)) or None
 
@@ -130,6 +141,14 @@ def adopt_parsers(config: DictConfig) -> None:
     for name in ADOPTED if gateway.enabled and given is None else ():
         if (chosen := option_of(f"--{name}", gateway.options)) is not None:
             OmegaConf.update(config, f"{ENGINE_KWARGS}.{name.replace('-', '_')}", chosen, force_add=True)
+
+
+def adopt_drafts(config: DictConfig) -> None:
+    """Give the engines our proposer of drafts, where it is asked for and verl's fields name none."""
+    settings = Settings.of(config, devices=None, accelerator=True)
+    given = engine_option(settings.get(ENGINE_KWARGS), SPECULATIVE)
+    if settings.mode == "seamless" and settings.seamless.drafts != "off" and given is None:
+        OmegaConf.update(config, f"{ENGINE_KWARGS}.{SPECULATIVE}", OWN_DRAFTS, force_add=True)
 
 
 def adopt_base_weights(config: DictConfig, overrides: Sequence[str] = ()) -> str | None:

@@ -164,6 +164,15 @@ def standalone_devices(settings: Settings) -> int:
 ENGINE_KWARGS = "actor_rollout_ref.rollout.engine_kwargs.vllm"  # of vLLM; verl takes names with `_` and `-`
 
 
+SPECULATIVE = "speculative_config"
+OWN_DRAFTS = {
+    "method": "custom_class",
+    "model": "seamless_verl.replica.drafts.SuffixProposer",  # a test compares it
+    "num_speculative_tokens": 16,
+}
+"""The `speculative_config` of engines with `seamless.drafts=suffix`; the proposer chooses how many of them."""
+
+
 def engine_option(kwargs: Any, name: str) -> Any:
     """The value of the option `name`, written with `_`, in the node at ENGINE_KWARGS; None where it is not given."""
     options = kwargs.items() if isinstance(kwargs, Mapping) else ()

@@ -31,6 +31,7 @@ HARMLESS_STALENESS = 1
 CORRECTED_STALENESS = 4
 """Versions that a token may be behind the trainer where the loss corrects: the most that was compared with none."""
 
+Drafts: TypeAlias = Literal["off", "suffix"]
 Lending: TypeAlias = Literal["marginal", "step_boundary", "never"]
 GrammarPolicy: TypeAlias = Literal["train_all", "mask_forced", "mask_all"]
 OPTIONS = ("threshold", "most")
@@ -261,6 +262,8 @@ class SeamlessConfig(SettingsNode):
     shared_prefixes: Literal["auto", "never"] = "auto"
     """Compute what sequences of a micro-batch begin with once, with the same gradients: `auto` does it where the engine
     can (dense models in Megatron's plain layers, without adapters or context parallelism), else says why not."""
+    drafts: Drafts = "off"
+    """`suffix`: engines draft from what they generated before, of the same prompt first, and their model verifies."""
     turns: TurnsConfig = field(default_factory=TurnsConfig)
     weights: WeightsConfig = field(default_factory=WeightsConfig)
     tokens: TokensConfig = field(default_factory=TokensConfig)

@@ -158,6 +158,19 @@ PACKED_EXPERTS = Adaptation(
     "it packs a mixture's experts on the host after the first load alone, and later ones are taken for packed",
     "(self, layer: 'RoutedExperts', w13: torch.Tensor, w2: torch.Tensor) -> None",
 )
+REPEATED_FOR_DRAFTS = Adaptation(
+    "vllm-drafts-on-host",
+    "vllm.v1.sample.rejection_sampler:expand_batch_to_tokens",
+    VLLM,
+    "its kernel on the host writes drafts' temperatures into a copy, and drafts are verified by what was in memory",
+    "(x: torch.Tensor, cu_num_tokens: torch.Tensor, num_tokens: int, replace_from: int = 0, replace_to: int = 0)",
+)
+DRAWN_FOR_REJECTED = Adaptation(
+    "vllm-drafts-on-host",
+    "vllm.utils.cpu_triton_utils:_sample_recovered_tokens_kernel_impl",
+    VLLM,
+    "that of 0.24 does not take an argument that its caller gives, and the engine ends",
+)
 DEFAULT_BACKEND = Adaptation(
     "verl-default-backend",
     "verl.utils.distributed:initialize_global_process_group_ray",
@@ -288,6 +301,8 @@ ADAPTATIONS = (
     WITHOUT_TORCHVISION,
     KEEP_WEIGHTS,
     PACKED_EXPERTS,
+    REPEATED_FOR_DRAFTS,
+    DRAWN_FOR_REJECTED,
     DEFAULT_BACKEND,
     *GLOO_DEVICES,
     SPEC_PROVIDER,

@@ -32,8 +32,7 @@ from seamless_verl.replica.running_request import (
     stop_reason_of,
     top_logprobs,
 )
-from seamless_verl.replica.scheduler import RESUMED_TOKENS
-from seamless_verl.rollout.engine import BESIDE_SAMPLING, EngineRequest, PauseMode
+from seamless_verl.rollout.engine import BESIDE_SAMPLING, RESUMED_TOKENS, EngineRequest, PauseMode
 from seamless_verl.trajectory.records import Finish, TokenChunk, empty_chunk
 from seamless_verl.trajectory.routes import Routes
 

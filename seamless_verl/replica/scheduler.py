@@ -1,7 +1,7 @@
-"""vLLM schedulers that resume a grammar where an earlier request of the same call was cut, and count preemptions.
+"""vLLM schedulers that resume a grammar where an earlier request of the same call was cut, and count events.
 
-vLLM counts preemptions for its own log alone, which verl turns off. Here the scheduler sends those since the last
-statistics as their `preempted_requests`, a field that nothing else of vLLM reads.
+vLLM counts preemptions and drafts for its own log alone, which verl turns off. Here the scheduler sends those since the
+last statistics: preemptions as their `preempted_requests`, a field that nothing else of vLLM reads.
 
 The request that continues a call has the produced tokens at the end of its prompt, and vLLM begins a grammar with the
 first token that it samples itself. Here a grammar is advanced over the produced tokens, those after the reasoning, when
@@ -23,23 +23,24 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.metrics.stats import SchedulerStats
 from vllm.v1.request import Request
+from vllm.v1.spec_decode.metrics import SpecDecodingStats
 from vllm.v1.structured_output import StructuredOutputManager
 from vllm.v1.structured_output.backend_types import StructuredOutputGrammar
 
 from seamless_verl.platform.vllm_versions import ending_its_request
+from seamless_verl.rollout.engine import RESUMED_TOKENS
 
 logger = init_logger("vllm.seamless_verl.scheduler")  # shown as vLLM's own in the engine's process
-RESUMED_TOKENS = "seamless_resumed_tokens"
-"""In SamplingParams.extra_args: how many ids at the end of the prompt the call produced itself."""
 
 
 class GrammarScheduler(Scheduler):  # type: ignore[misc]
     """vLLM's scheduler with resumed grammars.
 
-    Owned state: how often the cache was reset, and the preemptions since the last statistics, but for those of a reset.
+    Owned state: how often the cache was reset, and since the last statistics the preemptions, but for those of a reset,
+    and the drafted tokens that were verified and accepted.
     """
 
-    resets = unsent = 0
+    resets = unsent = drafted = accepted = 0
     resetting = False
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -73,13 +74,26 @@ class GrammarScheduler(Scheduler):  # type: ignore[misc]
         super()._preempt_request(request, *args, **kwargs)
         self.unsent += not self.resetting
 
+    def make_spec_decoding_stats(
+        self, *args: Any, num_draft_tokens: int, num_accepted_tokens: int, **kwargs: Any
+    ) -> SpecDecodingStats | None:
+        self.drafted += num_draft_tokens
+        self.accepted += num_accepted_tokens
+        counts = {"num_draft_tokens": num_draft_tokens, "num_accepted_tokens": num_accepted_tokens}
+        made: SpecDecodingStats | None = super().make_spec_decoding_stats(*args, **counts, **kwargs)
+        return made
+
     def make_stats(self, *args: Any, **kwargs: Any) -> SchedulerStats | None:
-        """vLLM's statistics, where it makes some, with our count; else some that have nothing but the count."""
+        """vLLM's statistics, where it makes some, with our counts; else some that have nothing but the counts."""
         stats: SchedulerStats | None = super().make_stats(*args, **kwargs)
-        if stats is None and self.unsent:
+        if stats is None and (self.unsent or self.drafted):
             stats = SchedulerStats()
         if stats is not None:
             stats.prefix_cache_stats.preempted_requests, self.unsent = self.unsent, 0
+            if self.drafted and stats.spec_decoding_stats is None:
+                counts = {"num_draft_tokens": self.drafted, "num_accepted_tokens": self.accepted}
+                stats.spec_decoding_stats = SpecDecodingStats(self.num_spec_tokens, **counts)
+            self.drafted = self.accepted = 0
         return stats
 
 
@@ -87,17 +101,20 @@ class AsyncGrammarScheduler(GrammarScheduler, AsyncScheduler):  # type: ignore[m
     """For an engine that schedules ahead of what it has sampled."""
 
 
-class EnginePreemptions:
+class EngineCounts:
     """Counts what the engine's schedulers send, from when it is made."""
 
     def __init__(self, engine: AsyncLLM) -> None:
-        self.total = 0
+        self.preempted = self.drafted = self.accepted = 0
         self._update = engine.output_processor.update_scheduler_stats
         engine.output_processor.update_scheduler_stats = self._count
 
     def _count(self, stats: SchedulerStats | None) -> None:
         if stats is not None:
-            self.total += stats.prefix_cache_stats.preempted_requests
+            self.preempted += stats.prefix_cache_stats.preempted_requests
+            if (drafts := stats.spec_decoding_stats) is not None:
+                self.drafted += drafts.num_draft_tokens
+                self.accepted += drafts.num_accepted_tokens
         self._update(stats)
 
 

@@ -36,7 +36,7 @@ from seamless_verl.platform.nvml import UtilizationSampler, utilization_sampler
 from seamless_verl.replica.engine_load import broken_seal, load_paused, load_sealed, show_broken_seal
 from seamless_verl.replica.engine_source import AsyncLLMSource
 from seamless_verl.replica.rereading import Rereading
-from seamless_verl.replica.scheduler import SCHEDULER_CLS, EnginePreemptions
+from seamless_verl.replica.scheduler import SCHEDULER_CLS, EngineCounts
 from seamless_verl.replica.worker_extension import KV_CACHE, check_replies, extension_name
 from seamless_verl.resources.ledger.activity import Activity, DeviceUse, NodeActivity
 from seamless_verl.rollout.engine import PauseMode
@@ -85,7 +85,7 @@ class SeamlessServer(vLLMHttpServer):  # type: ignore[misc]
 
     source: AsyncLLMSource | None = None
     engine_server: EngineServer | None = None
-    preemptions: EnginePreemptions
+    counts: EngineCounts
     activity: Activity
     updating: asyncio.Lock
     busy = False
@@ -139,7 +139,7 @@ class SeamlessServer(vLLMHttpServer):  # type: ignore[misc]
             self.activity = Activity(f"replica-{self.replica_rank}", devices)
             name = f"replica-{self.replica_rank}"
             recording = check_replies(await self.engine.collective_rpc("record_own_logprobs"))
-            self.preemptions = EnginePreemptions(self.engine)
+            self.counts = EngineCounts(self.engine)
             self.source = AsyncLLMSource(
                 self.engine,
                 version=self.global_steps or 0,
@@ -204,9 +204,12 @@ class SeamlessServer(vLLMHttpServer):  # type: ignore[misc]
             return version, None if self.source.paused is None else self.source.paused.value
 
     async def cache_use(self) -> CacheUse:
-        """What the engine's KV cache has spared and cost since it listens."""
+        """What the engine's KV cache has spared and cost, and its drafts, since it listens."""
         assert self.source is not None
-        return CacheUse(self.source.prompt_tokens, self.source.cached_tokens, self.preemptions.total)
+        counts = self.counts
+        return CacheUse(
+            self.source.prompt_tokens, self.source.cached_tokens, counts.preempted, counts.drafted, counts.accepted
+        )
 
     async def pause(self, mode: str) -> None:
         assert self.source is not None

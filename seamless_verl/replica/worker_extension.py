@@ -23,6 +23,7 @@ from seamless_verl.platform.adaptation import rebound
 from seamless_verl.platform.vllm_versions import discard_memory, map_adapters_names
 from seamless_verl.replica.adapter_seal import ResidentAdapter
 from seamless_verl.replica.computed_buffers import keep_computed_buffers
+from seamless_verl.replica.drafts import SuffixProposer
 from seamless_verl.replica.load_plan import LoadPlan, PlanCache
 from seamless_verl.replica.own_logprobs import LogprobRecorder, LogprobRecorderV2, record_own_logprobs
 from seamless_verl.replica.rereading import ReadingTemperature
@@ -93,7 +94,15 @@ class SeamlessWorkerExtension(vLLMColocateWorkerExtension):  # type: ignore[misc
         if it returns True. A second call changes nothing."""
         self.own_logprobs = self.own_logprobs or record_own_logprobs(self)
         self.reading = self.reading or ReadingTemperature(self)
+        if self.rank % self.vllm_config.parallel_config.tensor_parallel_size == 0:  # the engine takes the drafts of one
+            for proposer in self._proposers():
+                proposer.runner = self.model_runner
         return self.own_logprobs.covers_drafts or self.vllm_config.speculative_config is None
+
+    def _proposers(self) -> list[SuffixProposer]:
+        """Our own proposer of drafts, where the engine has it."""
+        drafter = getattr(self.model_runner, "drafter", None)
+        return [drafter] if isinstance(drafter, SuffixProposer) else []
 
     @returning_errors
     def end_with(self, server: int, system: str | None) -> None:
@@ -203,6 +212,8 @@ class SeamlessWorkerExtension(vLLMColocateWorkerExtension):  # type: ignore[misc
                 self.resident.adapter_loaded(adapter, staged)
             elif is_model:
                 self.resident.loaded(cache.plan, staged, weights)
+            for proposer in self._proposers():
+                proposer.committed(version)
         except SealError:
             self.plan_cache = None  # the model's own loaders load next
             raise

@@ -22,6 +22,8 @@ from seamless_verl.trajectory.records import TokenChunk
 BESIDE_SAMPLING = ("reasoning_ended", "reasoning_parser_kwargs")
 """What a request's `sampling` may hold besides vLLM's sampling fields: where a grammar begins in a reply that reasons
 first."""
+RESUMED_TOKENS = "seamless_resumed_tokens"
+"""In SamplingParams.extra_args: how many ids at the end of the prompt the call produced itself."""
 
 
 class PauseMode(StrEnum):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -110,25 +110,25 @@ class CallWait(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class CacheUse:
     """Counts of one engine since it listens: tokens of prompts, those of them that were in the cache, and preempted
-    requests, whose blocks were lost and are computed again.
+    requests, whose blocks were lost and are computed again; of drafts the tokens, and those of them that were accepted.
     """
 
     prompt_tokens: int = 0
     cached_tokens: int = 0
     preempted: int = 0
+    drafted: int = 0
+    accepted: int = 0
 
 
 class CacheUseOfAll:
     def __init__(self) -> None:
         self._last: dict[str, CacheUse] = {}
-        self._prompt_tokens = self._cached_tokens = self._preempted = 0
+        self._sum = CacheUse()
 
     def look(self, replica_id: str, now: CacheUse) -> None:
         """Adds what an engine has counted since the last look."""
-        last = self._last.get(replica_id, CacheUse())
-        self._prompt_tokens += now.prompt_tokens - last.prompt_tokens
-        self._cached_tokens += now.cached_tokens - last.cached_tokens
-        self._preempted += now.preempted - last.preempted
+        counts = zip(astuple(self._sum), astuple(now), astuple(self._last.get(replica_id, CacheUse())), strict=True)
+        self._sum = CacheUse(*(before + count - last for before, count, last in counts))
         self._last[replica_id] = now
 
     def begins_again(self, replica_id: str) -> None:
@@ -137,9 +137,11 @@ class CacheUseOfAll:
 
     def metrics(self) -> dict[str, float]:
         return {
-            "cache/prompt_tokens": float(self._prompt_tokens),
-            "cache/cached_tokens": float(self._cached_tokens),
-            "cache/preempted": float(self._preempted),
+            "cache/prompt_tokens": float(self._sum.prompt_tokens),
+            "cache/cached_tokens": float(self._sum.cached_tokens),
+            "cache/preempted": float(self._sum.preempted),
+            "drafts/drafted": float(self._sum.drafted),
+            "drafts/accepted": float(self._sum.accepted),
         }
 
 

@@ -56,6 +56,7 @@ CHECKS: tuple[Check, ...] = (
     *(gateway.check_shards, gateway.check_public_address, gateway.check_journal, gateway.check_view),
     *(
         keys.check_logprobs_mode,
+        keys.check_drafts,
         keys.check_temperature,
         keys.check_top_p,
         keys.check_learning_rates,

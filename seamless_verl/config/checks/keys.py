@@ -19,6 +19,8 @@ from seamless_verl.config.checks.modes import ROLLOUT
 from seamless_verl.config.composing import HERE
 from seamless_verl.config.roles import (
     ENGINE_KWARGS,
+    OWN_DRAFTS,
+    SPECULATIVE,
     engine_option,
     has_reward_model,
     has_teacher,
@@ -176,6 +178,24 @@ def check_kl_estimators(settings: Settings) -> list[Problem]:
         for key, name in given
         if str(name).removesuffix("+") not in KL_ESTIMATORS
     ]
+
+
+@check
+def check_drafts(settings: Settings) -> list[Problem]:
+    """One of verl's fields and `seamless.drafts` asks for drafts, in a mode whose engines draft as asked."""
+    drafts, mtp = settings.seamless.drafts, "actor_rollout_ref.model.mtp"
+    if drafts == "off":
+        return []
+    if settings.mode != "seamless":
+        way_out = "Set seamless.drafts=off, or trainer.v1.trainer_mode=seamless"
+        return [Problem("seamless.drafts", drafts, "is for the replicas of seamless", way_out)]
+    given = engine_option(settings.get(ENGINE_KWARGS), SPECULATIVE)
+    other = f"{ENGINE_KWARGS}.{SPECULATIVE}" if given not in (None, OWN_DRAFTS) else None
+    if settings.flag(f"{mtp}.enable") and settings.flag(f"{mtp}.enable_rollout"):
+        other = f"{mtp}.enable_rollout"
+    if other is None:
+        return []
+    return [Problem("seamless.drafts", drafts, f"contradicts {other}, which drafts, too", "Leave one of them out")]
 
 
 LOGPROBS_MODES = ("processed_logprobs", "raw_logprobs")

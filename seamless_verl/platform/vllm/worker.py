@@ -25,6 +25,7 @@ from vllm.v1.worker.cpu_worker import CPUWorker
 
 from seamless_verl.platform.cores import core_of_rank, device_cores, pin_process, real_time_priority
 from seamless_verl.platform.process_group import share_gloo_devices
+from seamless_verl.platform.vllm.drafts import verify_drafts_on_host
 from seamless_verl.platform.vllm.routes import report_routes
 from seamless_verl.platform.vllm.weights import free_packed_weights
 
@@ -79,6 +80,8 @@ class HostWorker(CPUWorker):  # type: ignore[misc]
         super().init_device()
         if type(self.model_runner) is CPUModelRunner:  # vLLM makes it inside of `init_device`
             self.model_runner.__class__ = HostModelRunner
+        if self.vllm_config.speculative_config is not None:
+            verify_drafts_on_host()
         unlink_shared_memory(os.environ.get("VLLM_DIST_IDENT", ""), self.rank)
 
     def before_load(self, models: Sequence[torch.nn.Module], *, planned: bool) -> None:

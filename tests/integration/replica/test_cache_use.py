@@ -12,7 +12,7 @@ from support.vllm_engine import Engine, started
 
 from seamless_verl.replica import scheduler
 from seamless_verl.replica.engine_source import AsyncLLMSource
-from seamless_verl.replica.scheduler import EnginePreemptions
+from seamless_verl.replica.scheduler import EngineCounts
 from seamless_verl.rollout.engine import PauseMode
 from seamless_verl.trajectory.records import Finish
 
@@ -40,9 +40,9 @@ def test_preemptions_and_cached_prompts_are_counted(nano: Path) -> None:
 
 
 async def scenario(engine: Engine) -> None:
-    source, preemptions = AsyncLLMSource(engine.llm, version=0), EnginePreemptions(engine.llm)
+    source, counts = AsyncLLMSource(engine.llm, version=0), EngineCounts(engine.llm)
     n = 3 * await reset_while_it_runs(source)
-    assert preemptions.total == 0, "a cache that is reset was not short"
+    assert counts.preempted == 0, "a cache that is reset was not short"
     assert (source.prompt_tokens, source.cached_tokens) == (n, 0)
     await cut_before_it_begins(source)
     assert (source.prompt_tokens, source.cached_tokens) == (n, 0)
@@ -50,13 +50,13 @@ async def scenario(engine: Engine) -> None:
     requests = [RunningRequest(source, f"long {number}", [number + 1] * 5, LONG) for number in range(4)]
     await asyncio.gather(*(request.task for request in requests))
     assert all(len(request.column("ids")) == LONG for request in requests)
-    assert preemptions.total > 0 and (source.prompt_tokens, source.cached_tokens) == (20 + n, 0)
+    assert counts.preempted > 0 and (source.prompt_tokens, source.cached_tokens) == (20 + n, 0)
 
-    before = preemptions.total
+    before = counts.preempted
     for name in ("first", "second"):  # two whole blocks and one token that is computed in any case
         await RunningRequest(source, name, [9] * (2 * BLOCK + 1), 1).task
     assert (source.prompt_tokens, source.cached_tokens) == (20 + n + 2 * (2 * BLOCK + 1), 2 * BLOCK)
-    assert preemptions.total == before
+    assert counts.preempted == before
 
 
 async def reset_while_it_runs(source: AsyncLLMSource) -> int:

@@ -19,6 +19,7 @@ from seamless_verl.config.adopting import (
     adopt_base_weights,
     adopt_cluster,
     adopt_correction,
+    adopt_drafts,
     adopt_engine,
     adopt_parsers,
 )
@@ -26,7 +27,7 @@ from seamless_verl.config.checks import find_problems, preflight
 from seamless_verl.config.checks.devices import check_cores, check_devices
 from seamless_verl.config.checks.hosts import OF_THE_CLUSTER, RAY_INIT, check_joined
 from seamless_verl.config.checks.model import check_adapter
-from seamless_verl.config.roles import joins_cluster, starts_cluster
+from seamless_verl.config.roles import OWN_DRAFTS, joins_cluster, starts_cluster
 from seamless_verl.config.settings import Settings
 from seamless_verl.platform.cores import PIN
 from seamless_verl.run_folder import writes_locally
@@ -308,3 +309,19 @@ def test_what_the_user_set_for_megatron_stays_to_be_refused(override: str) -> No
     assert OmegaConf.select(config, key) is not None
     assert set(OmegaConf.select(config, "actor_rollout_ref.actor.megatron")) == {key.split(".")[3]}
     assert "megatron" not in OmegaConf.select(config, "critic")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        (("trainer.v1.trainer_mode=seamless", "seamless.drafts=suffix"), OWN_DRAFTS),
+        (("trainer.v1.trainer_mode=seamless",), None),
+        (("trainer.v1.trainer_mode=sync", "seamless.drafts=suffix"), None),
+    ],
+)
+def test_engines_draft_where_they_are_asked_to(
+    tmp_path: Path, overrides: tuple[str, ...], expected: dict[str, object] | None
+) -> None:
+    config = tiny_run(tmp_path, *overrides)
+    adopt_drafts(config)
+    assert OmegaConf.select(config, f"{ENGINE}.speculative_config") == expected

@@ -12,9 +12,11 @@ from support.config import assert_refused, compose_ours, compose_verl, plain, ti
 from support.paths import RECIPES
 
 from seamless_verl.config import register_search_path
+from seamless_verl.config.adopting import adopt_drafts
 from seamless_verl.config.checks import Problem, Settings
 from seamless_verl.config.checks.keys import (
     KL_ESTIMATORS,
+    check_drafts,
     check_keys,
     check_kl_estimators,
     check_learning_rates,
@@ -148,3 +150,25 @@ def test_a_kl_estimator_is_one_of_verls_where_it_is_used(
     assert [str(one) for one in problems] == [
         f"{key}='nosuch': is none of {', '.join(KL_ESTIMATORS)}. Set {key}=low_var_kl"
     ] * (used and name == "nosuch")
+
+
+DRAFTS = "seamless.drafts=suffix"
+NGRAM = f"+{ROLLOUT}.engine_kwargs.vllm.speculative_config={{method: ngram, num_speculative_tokens: 3}}"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "reason"),
+    [
+        ((DRAFTS, NGRAM), "contradicts actor_rollout_ref.rollout.engine_kwargs.vllm.speculative_config, which drafts"),
+        ((DRAFTS, "actor_rollout_ref.model.mtp.enable=true", "actor_rollout_ref.model.mtp.enable_rollout=true"), "mtp"),
+        ((DRAFTS, "trainer.v1.trainer_mode=sync"), "is for the replicas of seamless"),
+        ((DRAFTS,), None),
+        ((NGRAM,), None),
+    ],
+)
+def test_one_setting_asks_for_drafts(tmp_path: Path, overrides: tuple[str, ...], reason: str | None) -> None:
+    config = tiny_run(tmp_path, "trainer.v1.trainer_mode=seamless", *overrides)
+    for _ in range(2):  # again with what follows from the setting
+        found = check_drafts(Settings.of(config, devices=None, accelerator=True))
+        assert [reason in problem.reason for problem in found] == ([True] if reason else [])
+        adopt_drafts(config)

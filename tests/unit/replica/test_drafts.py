@@ -1,0 +1,123 @@
+"""The proposer feeds its store with what an engine generates, and drafts as many tokens as are worth their place."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from seamless_verl.config.roles import OWN_DRAFTS
+from seamless_verl.replica.drafts import PROPOSER, Acceptance, StepTimes, SuffixProposer, worthwhile
+from seamless_verl.rollout.engine import RESUMED_TOKENS
+
+PROMPT = [9, 8, 7, 6]
+ANSWER = [1, 2, 3, 4, 5, 1, 3, 5, 2, 4]
+
+
+class Engine:
+    """What vLLM's runner shows a proposer of requests that begin, get tokens and end."""
+
+    def __init__(self, most: int = 8, limit: int = 64) -> None:
+        self.requests: dict[str, Any] = {}
+        self.tokens: dict[str, list[int]] = {}
+        speculative = SimpleNamespace(num_speculative_tokens=most)
+        self.proposer = SuffixProposer(
+            SimpleNamespace(speculative_config=speculative, model_config=SimpleNamespace(max_model_len=limit))
+        )
+        self.limit, self.input_batch = limit, SimpleNamespace(req_ids=[])
+        self.proposer.runner = self
+
+    def begin(self, name: str, prompt: list[int], max_tokens: int = 32, resumed: int = 0) -> None:
+        extra = {RESUMED_TOKENS: resumed} if resumed else None
+        params = SimpleNamespace(extra_args=extra, max_tokens=max_tokens)
+        self.requests[name] = SimpleNamespace(num_prompt_tokens=len(prompt), sampling_params=params)
+        self.tokens[name] = list(prompt)
+
+    def step(self, **brought: list[int]) -> dict[str, list[int]]:
+        """The drafts after a step that brought these tokens."""
+        self.input_batch.req_ids = list(brought)
+        for name, new in brought.items():
+            self.tokens[name] += new
+        rows = np.zeros((len(brought), self.limit), np.int32)
+        for row, name in zip(rows, brought, strict=True):
+            row[: len(self.tokens[name])] = self.tokens[name]
+        lengths = np.array([len(self.tokens[name]) for name in brought])
+        drafts = self.proposer.propose(list(brought.values()), lengths, rows)
+        return dict(zip(brought, drafts, strict=True))
+
+    def end(self, name: str) -> None:
+        del self.requests[name]
+
+
+def trusting(engine: Engine) -> Engine:
+    for one in engine.proposer.acceptances:
+        one.accepted = 1e6
+    engine.proposer.times.load = lambda tokens: 0.0  # type: ignore[method-assign]
+    return engine
+
+
+def test_a_second_sample_of_the_prompt_is_drafted_from_the_first_while_that_runs() -> None:
+    engine = trusting(Engine())
+    engine.begin("a", PROMPT)
+    engine.begin("b", PROMPT)
+    assert engine.step(a=ANSWER, b=[]) == {"a": [], "b": []}
+    assert engine.step(b=ANSWER[:1])["b"] == ANSWER[1:4]  # as many as matched
+    assert engine.step(b=ANSWER[1:5])["b"] == ANSWER[5:]
+    engine.end("a")
+    engine.step(b=[7])
+    assert set(engine.proposer.calls) == {"b"}
+
+
+def test_a_call_that_was_cut_goes_on_where_it_was() -> None:
+    engine = trusting(Engine())
+    engine.begin("a", PROMPT)
+    engine.step(a=ANSWER)
+    engine.begin("b", PROMPT + ANSWER[:4], resumed=4)
+    assert engine.step(b=ANSWER[4:5])["b"] == ANSWER[5:10]
+
+
+def test_nothing_is_drafted_beyond_the_last_token_of_a_call() -> None:
+    engine = trusting(Engine())
+    engine.begin("a", PROMPT)
+    engine.step(a=ANSWER)
+    engine.begin("b", PROMPT, max_tokens=4)
+    assert engine.step(b=ANSWER[:2])["b"] == ANSWER[2:3]
+    assert engine.step(b=ANSWER[2:3])["b"] == []
+    full = trusting(Engine(limit=len(PROMPT) + 5))
+    full.begin("a", PROMPT)
+    full.step(a=ANSWER[:5])
+    full.begin("b", PROMPT)
+    assert full.step(b=ANSWER[:3])["b"] == ANSWER[3:4]
+
+
+def test_a_proposer_without_its_runner_drafts_nothing() -> None:
+    engine = Engine()
+    engine.proposer.runner = None
+    engine.begin("a", PROMPT)
+    assert engine.step(a=ANSWER) == {"a": []}
+
+
+def test_rejected_drafts_become_fewer_and_accepted_ones_more() -> None:
+    good, bad, prior = Acceptance(), Acceptance(), Acceptance()
+    child = Acceptance(prior)
+    for _ in range(50):
+        good.verified(4, 4)
+        bad.verified(4, 0)
+        child.verified(4, 4)
+    assert bad.chance < 0.1 < 0.9 < good.chance and prior.chance == pytest.approx(good.chance)
+    assert worthwhile(bad.chance, 0.5) == 0 < worthwhile(0.6, 0.5) < worthwhile(good.chance, 0.5)
+
+
+def test_the_cost_of_a_draft_is_learned_from_the_times_of_steps() -> None:
+    times = StepTimes()
+    assert times.load(1) == times.load(64) == pytest.approx(0.5)
+    for tokens in (1, 4, 2, 8, 3, 16) * 10:
+        times.observe(tokens, 0.010 + 0.001 * tokens)
+        times.observe(tokens, 5.0)  # the engine was paused
+    assert times.load(1) == pytest.approx(1 / 11, rel=0.01) and times.load(90) == pytest.approx(0.9, rel=0.01)
+
+
+def test_the_setting_names_the_proposer() -> None:
+    assert OWN_DRAFTS["model"] == PROPOSER
