@@ -163,7 +163,6 @@ REPEATED_FOR_DRAFTS = Adaptation(
     "vllm.v1.sample.rejection_sampler:expand_batch_to_tokens",
     VLLM,
     "its kernel on the host writes drafts' temperatures into a copy, and drafts are verified by what was in memory",
-    "(x: torch.Tensor, cu_num_tokens: torch.Tensor, num_tokens: int, replace_from: int = 0, replace_to: int = 0)",
 )
 DRAWN_FOR_REJECTED = Adaptation(
     "vllm-drafts-on-host",

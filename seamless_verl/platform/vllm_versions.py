@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from vllm.v1.request import Request as EngineRequest
 
 __all__ = [
-    "DRAFTS_PROVED",
     "TAKES_NAMESPACES",
     "DeltaFunctionCall",
     "DeltaMessage",
@@ -79,7 +78,6 @@ OWN_INTERVAL = STREAM_INTERVAL in SamplingParams.__struct_fields__  # 0.29; in 0
 
 
 TAKES_NAMESPACES = hasattr(tool_parser_utils, "flat_namespace_tool_name")  # 0.29: in the Responses API
-DRAFTS_PROVED = OWN_INTERVAL  # 0.29: logprobs of drafted tokens were compared with a forward pass there
 
 
 def take_stream_interval(fields: dict[str, Any]) -> int:

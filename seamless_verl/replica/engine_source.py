@@ -43,7 +43,7 @@ UNBOUNDED = 1 << 62  # more tokens than a request can have
 REMEMBERED = 16384  # conversations; the next request of a forgotten one computes its whole prompt again
 DRAFTS = (
     "with speculative decoding the model's own logprobs of calls with a grammar, or with sampling parameters other than"
-    " the temperature, are proved on vLLM 0.29's first model runner only. Take speculative_config out of"
+    " the temperature, are proved on vLLM's first model runner only. Take speculative_config out of"
     " actor_rollout_ref.rollout.engine_kwargs.vllm, or set VLLM_USE_V2_MODEL_RUNNER=0 for the replicas of vLLM 0.29"
 )
 NO_ROUTES = (

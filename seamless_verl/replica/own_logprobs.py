@@ -24,7 +24,6 @@ from vllm.sampling_params import SamplingParams
 from vllm.v1.sample.logits_processor import BUILTIN_LOGITS_PROCESSORS
 from vllm.v1.sample.sampler import Sampler
 
-from seamless_verl.platform.vllm_versions import DRAFTS_PROVED
 from seamless_verl.trajectory.records import Grammar
 
 LABELS = "seamless_labels"
@@ -145,7 +144,7 @@ class LogprobRecorder:
     Owned state: the running requests whose rows are always kept, and the logits of the current step.
     """
 
-    covers_drafts = DRAFTS_PROVED  # rows of speculative decoding too
+    covers_drafts = True  # rows of speculative decoding too
 
     def __init__(self, runner: Any, mode: str) -> None:
         self.runner, self.mode = runner, mode

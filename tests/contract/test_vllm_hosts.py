@@ -63,6 +63,10 @@ CALLED = {
     + "_preempt_request": f"self request timestamp{'' if VLLM == '0.24' else ' drop_stale_output'}",  # replaced
     SCHEDULER + "reset_prefix_cache": "self reset_running_requests reset_connector",  # replaced
     SCHEDULER + "make_stats": "self spec_decoding_stats kv_connector_stats cudagraph_stats perf_stats",  # replaced
+    SCHEDULER + "make_spec_decoding_stats": "self spec_decoding_stats num_draft_tokens num_accepted_tokens"
+    " num_invalid_spec_tokens request_id",  # replaced
+    "vllm.v1.sample.rejection_sampler:expand_batch_to_tokens": "x cu_num_tokens num_tokens replace_from"
+    " replace_to",  # replaced
     PROCESSOR + "update_scheduler_stats": "self scheduler_stats",  # replaced
     RUNNER + "sample_tokens": "self grammar_output",  # replaced
     RUNNER + "_sample": "self logits spec_decode_metadata",  # replaced
@@ -105,7 +109,8 @@ HELD = {
     "vllm.v1.engine.logprobs:LogprobsProcessor": "tokenizer",
     "vllm.distributed.kv_transfer.kv_connector.v1.multi_connector:MultiConnector": "_connectors",
     "vllm.outputs:RequestOutput": "finished outputs num_cached_tokens",
-    "vllm.v1.metrics.stats:SchedulerStats": "prefix_cache_stats",
+    "vllm.v1.metrics.stats:SchedulerStats": "prefix_cache_stats spec_decoding_stats",
+    "vllm.v1.spec_decode.metrics:SpecDecodingStats": "num_draft_tokens num_accepted_tokens",
     "vllm.v1.metrics.stats:PrefixCacheStats": "preempted_requests",
     "vllm.outputs:CompletionOutput": "token_ids logprobs finish_reason stop_reason routed_experts",
     "vllm.logprobs:Logprob": "logprob rank",
@@ -116,7 +121,7 @@ HELD = {
     RUNNER[:-1]: "execute_model_state input_batch requests",
     "vllm.v1.worker.gpu_model_runner:ExecuteModelState": "scheduler_output logits",
     "vllm.v1.worker.gpu_input_batch:InputBatch": "req_ids logitsprocs",
-    "vllm.v1.worker.gpu_input_batch:CachedRequestState": "sampling_params",
+    "vllm.v1.worker.gpu_input_batch:CachedRequestState": "sampling_params num_prompt_tokens",
     "vllm.v1.core.sched.output:SchedulerOutput": "scheduled_new_reqs scheduled_spec_decode_tokens",
     "vllm.v1.core.sched.output:NewRequestData": "req_id sampling_params",
     "vllm.v1.core.sched.output:GrammarOutput": "structured_output_request_ids grammar_bitmask",
@@ -128,7 +133,7 @@ HELD = {
     "vllm.v1.worker.gpu.sample.output:SamplerOutput": "sampled_token_ids logprobs_tensors",
     "vllm.config:ModelConfig": "logprobs_mode enable_return_routed_experts",
     "vllm.v1.worker.gpu_worker:Worker": "vllm_config use_v2_model_runner model_runner",
-    SCHEDULER[:-1]: "structured_output_manager connector requests",
+    SCHEDULER[:-1]: "structured_output_manager connector requests num_spec_tokens",
     MANAGER[:-1]: "enable_in_reasoning tokenizer",
     "vllm.v1.request:Request": "request_id prompt_token_ids sampling_params structured_output_request cache_salt"
     " block_hashes",
@@ -314,6 +319,17 @@ def test_a_grammar_masks_between_the_methods_that_we_replace() -> None:
     assert order == sorted(order)
     worker = inspect.getsource(found("vllm.v1.worker.gpu_worker:Worker.sample_tokens", "own-logprobs"))
     assert "self.model_runner.sample_tokens(grammar_output)" in worker
+
+
+def test_a_proposer_of_ones_own_gets_the_tokens_of_each_request() -> None:
+    drafted = inspect.getsource(found(RUNNER + "propose_draft_token_ids", "drafts"))
+    _, _, of_its_own = drafted.partition('spec_config.method == "custom_class"')
+    call = "".join(of_its_own.split())
+    arguments = "sampled_token_ids,self.input_batch.num_tokens_no_spec,self.input_batch.token_ids_cpu,"
+    assert f"self.drafter).propose({arguments}slot_mappings=slot_mappings,)" in call
+    assert "user_class(vllm_config)" in inspect.getsource(
+        found("vllm.v1.spec_decode.custom_class_proposer:create_custom_proposer", "drafts")
+    )
 
 
 def test_the_second_runner_masks_and_samples_through_what_we_replace() -> None:

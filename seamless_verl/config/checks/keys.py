@@ -193,9 +193,16 @@ def check_drafts(settings: Settings) -> list[Problem]:
     other = f"{ENGINE_KWARGS}.{SPECULATIVE}" if given not in (None, OWN_DRAFTS) else None
     if settings.flag(f"{mtp}.enable") and settings.flag(f"{mtp}.enable_rollout"):
         other = f"{mtp}.enable_rollout"
-    if other is None:
-        return []
-    return [Problem("seamless.drafts", drafts, f"contradicts {other}, which drafts, too", "Leave one of them out")]
+    if other is not None:
+        return [Problem("seamless.drafts", drafts, f"contradicts {other}, which drafts, too", "Leave one of them out")]
+    routes = f"{ROLLOUT}.enable_rollout_routing_replay"
+    if settings.flag(routes):
+        return [
+            Problem(
+                "seamless.drafts", drafts, f"is not proved with {routes}", f"Set seamless.drafts=off, or {routes}=False"
+            )
+        ]
+    return []
 
 
 LOGPROBS_MODES = ("processed_logprobs", "raw_logprobs")

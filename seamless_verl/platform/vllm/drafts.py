@@ -27,7 +27,7 @@ def verify_drafts_on_host() -> None:
     """
     if rejection_sampler.expand_batch_to_tokens is expand_batch_to_tokens:
         return
-    REPEATED_FOR_DRAFTS.verify()
+    REPEATED_FOR_DRAFTS.find()
     rejection_sampler.expand_batch_to_tokens = expand_batch_to_tokens
     draw = cast(Any, DRAWN_FOR_REJECTED.find())
     if FP64 not in inspect.signature(draw).parameters:  # 0.24

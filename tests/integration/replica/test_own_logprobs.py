@@ -16,7 +16,6 @@ import pytest
 import torch
 from support.vllm_engine import Engine, started
 
-from seamless_verl.platform.vllm_versions import DRAFTS_PROVED
 from seamless_verl.replica import scheduler
 from seamless_verl.replica.engine_source import AsyncLLMSource
 from seamless_verl.replica.worker_extension import check_replies, extension_name
@@ -56,7 +55,7 @@ PLAIN: dict[str, dict[str, Any]] = {
 }
 CASES = PLAIN | ALTERED
 GRAMMARS = {name for name, fields in CASES.items() if "structured_outputs" in fields}
-WITHOUT_DRAFTS = {"top_k", "min_p", "logit_bias"}  # vLLM: an engine that drafts refuses two, and dies of one on a CPU
+WITHOUT_DRAFTS = {"min_p", "logit_bias"}  # which vLLM refuses on an engine that drafts
 SAME = 2e-4  # of fp32 computations in another order
 ENGINES: dict[str, dict[str, Any]] = {
     "processed": {"logprobs_mode": "processed_logprobs", "async_scheduling": True},
@@ -65,8 +64,6 @@ ENGINES: dict[str, dict[str, Any]] = {
         "speculative_config": {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 2},
     },
 }
-if not DRAFTS_PROVED:  # such calls are refused on an engine that drafts
-    del ENGINES["raw, drafts"]
 
 
 @pytest.fixture(scope="module", params=ENGINES)

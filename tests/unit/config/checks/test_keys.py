@@ -161,6 +161,7 @@ NGRAM = f"+{ROLLOUT}.engine_kwargs.vllm.speculative_config={{method: ngram, num_
     [
         ((DRAFTS, NGRAM), "contradicts actor_rollout_ref.rollout.engine_kwargs.vllm.speculative_config, which drafts"),
         ((DRAFTS, "actor_rollout_ref.model.mtp.enable=true", "actor_rollout_ref.model.mtp.enable_rollout=true"), "mtp"),
+        ((DRAFTS, f"{ROLLOUT}.enable_rollout_routing_replay=true"), "is not proved with"),
         ((DRAFTS, "trainer.v1.trainer_mode=sync"), "is for the replicas of seamless"),
         ((DRAFTS,), None),
         ((NGRAM,), None),
