@@ -143,7 +143,7 @@ def test_vllms_are_not(engine: Engine, model: Any, vllms: dict[str, TokenChunk])
     differences = {name: largest_difference(model, name, chunk) for name, chunk in vllms.items()}
     wrong = {name for name, difference in differences.items() if not difference < 100 * SAME}
     raw = engine.llm.model_config.logprobs_mode == "raw_logprobs"
-    assert wrong == (GRAMMARS | {"cold"} if raw else set(ALTERED)), differences
+    assert wrong == (GRAMMARS | {"cold", "top_k"} if raw else set(ALTERED)), differences  # their temperatures are not 1
 
 
 @pytest.mark.parametrize("name", [name for name in CASES if "likeliest" in name])
