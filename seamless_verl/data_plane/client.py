@@ -166,6 +166,7 @@ def plane_settings(
         transition_s=seamless.watchdog.transition_s,
         restarts=seamless.restarts > 0,
         grammars_resume=engine_option(OmegaConf.select(config, ENGINE_KWARGS), "scheduler_cls") is None,
+        shares=seamless.drafts != "off",
         sessions=sessions,
     )
 

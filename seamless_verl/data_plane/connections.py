@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -17,10 +18,12 @@ from seamless_verl.rollout.fleet import Fleet
 from seamless_verl.rollout.manager import FleetSnapshot
 from seamless_verl.rollout.observation import CacheUse, CacheUseOfAll
 from seamless_verl.rollout.replica import DEAD, STALE, ReplicaState
+from seamless_verl.rollout.shared_samples import SharedSample
 from seamless_verl.runtime.actor_death import ACTOR_GONE, death_reason
 from seamless_verl.transport import RemoteEngine
 
 logger = logging.getLogger(__name__)
+SHARE_S = 1.0  # between two times at which each replica is given samples of others
 PROBE_S = 5.0  # between two looks whether each replica replies, and how its cache is used
 
 
@@ -43,6 +46,10 @@ class ActorControl:
         """What the engine's KV cache has spared and cost since it listens."""
         found: CacheUse = await self._await(self.server.cache_use.remote())
         return found
+
+    async def learn(self, samples: list[SharedSample]) -> None:
+        """Gives its engine samples of other replicas, to draft from."""
+        await self._await(self.server.learn.remote(samples))
 
     async def update_weights(self, version: int, weights: Any) -> None:
         try:
@@ -191,6 +198,22 @@ class ReplicaConnections:
             await asyncio.sleep(PROBE_S)  # nothing notifies of a process that hangs
             controls = [ActorControl(name, address.server) for name, address in self.addresses.items()]
             await asyncio.gather(*(self.fleet.probe(one.replica_id, partial(look, one)) for one in controls))
+
+    async def share(self, samples_for: Callable[[str], list[SharedSample]]) -> None:
+        """Gives each replica from time to time the samples of others that it is to draft from.
+
+        What does not arrive is lost: whether a replica replies is for `watch` to find out.
+        """
+
+        async def give(control: ActorControl) -> None:
+            if samples := samples_for(control.replica_id):
+                with suppress(TimeoutError, ReplicaLostError, ray.exceptions.RayError):
+                    async with asyncio.timeout(PROBE_S):
+                        await control.learn(samples)
+
+        while True:
+            await asyncio.sleep(SHARE_S)  # so that a replica gets many tokens at once
+            await asyncio.gather(*(give(ActorControl(name, one.server)) for name, one in self.addresses.items()))
 
     def _restore(self, address: ReplicaAddress, engine: Any, state: ReplicaState, version: int | None) -> None:
         self.fleet.add(

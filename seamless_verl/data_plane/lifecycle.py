@@ -51,7 +51,7 @@ class PlaneLifecycle:
             on_change=lambda view, why: self.lost.changed(view, why),
             on_late_reply=lambda replica_id: self.lost.replied(replica_id),
         )
-        self.calls = Calls(self.fleet, grammars_resume=settings.grammars_resume)
+        self.calls = Calls(self.fleet, grammars_resume=settings.grammars_resume, shares=settings.shares)
         self.notifier = GroupNotifier(settings.max_failed_groups)
         self.connections: ReplicaConnections
         self.lost: LostReplicas
@@ -61,6 +61,7 @@ class PlaneLifecycle:
         self.starting: asyncio.Task[None] | None = None
         self.saving: asyncio.Task[None] | None = None
         self.watching: asyncio.Task[None] | None = None
+        self.sharing: asyncio.Task[None] | None = None
         self.failed: PlaneFailedError | None = None
         self.set_up_process()
 
@@ -101,6 +102,10 @@ class PlaneLifecycle:
                 pass
             self.watching = asyncio.create_task(self.connections.watch(), name="watching replicas")
             self.watching.add_done_callback(self._background_ended)
+            if self.settings.shares:
+                sharing = self.connections.share(self.calls.take_samples)
+                self.sharing = asyncio.create_task(sharing, name="sharing samples")
+                self.sharing.add_done_callback(self._background_ended)
             freeze_imports()
         except Exception as error:  # raised by every later call
             self.fail(error)
@@ -162,8 +167,9 @@ class PlaneLifecycle:
             await ending
             self.sessions = None
         self.lost.stop()
-        if self.watching is not None:
-            self.watching.cancel()
+        for task in (self.watching, self.sharing):
+            if task is not None:
+                task.cancel()
         for replica_id in list(self.fleet):
             self.fleet.lost(replica_id, "the run ends")
             await self.fleet.remove(replica_id)

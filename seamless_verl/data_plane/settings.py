@@ -43,11 +43,12 @@ class SessionSettings:
 class PlaneSettings:
     """Settings of one data plane.
 
-    It runs at most `capacity` calls at once on one replica. The replicas' servers require `token`. A replica that does
-    not pause or resume within `transition_s` is given up. With `restarts` the trainer starts lost replicas again, until
-    it abandons them: calls wait for one even if none is left. With `grammars_resume` the engines resume a grammar where
-    a call was cut. If several data planes share the replicas, `others` of the first one names the rest, each of which
-    is a `mirror`. Without `sessions` there is no gateway.
+    It runs at most `capacity` calls at once on one replica. The replicas' servers require `token`. A replica that
+    does not pause or resume within `transition_s` is given up. With `restarts` the trainer starts lost replicas
+    again, until it abandons them: calls wait for one even if none is left. With `grammars_resume` the engines
+    resume a grammar where a call was cut. With `shares` the engines draft, and are given samples of others. If
+    several data planes share the replicas, `others` of the first one names the rest, each of which is a `mirror`.
+    Without `sessions` there is no gateway.
     """
 
     name: str
@@ -59,6 +60,7 @@ class PlaneSettings:
     transition_s: float | None = None
     restarts: bool = False
     grammars_resume: bool = True
+    shares: bool = False
     sessions: SessionSettings | None = None
 
 

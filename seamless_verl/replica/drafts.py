@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from seamless_verl.replica.suffix_store import LEAST, KeptSample, SuffixStore
 from seamless_verl.rollout.engine import RESUMED_TOKENS
+from seamless_verl.rollout.precedence import name_of
+from seamless_verl.rollout.shared_samples import SharedSample
 
 ROOM = 1 << 20  # tokens of a store, some 200 bytes each
 KEPT = 0.95  # of what was observed, when a step later
@@ -79,7 +81,7 @@ class StepTimes:
 class DraftedCall:
     """A running request: its sample, how many of its tokens are in the store, and its drafts of the last step."""
 
-    prompt: int
+    prompt: str
     sample: KeptSample
     seen: int
     end: int  # tokens that it has at most, its prompt's included
@@ -106,6 +108,12 @@ class SuffixProposer:
 
     def committed(self, version: int) -> None:
         self.store.version = version
+
+    def learn(self, samples: Iterable[SharedSample]) -> None:
+        """Adds what other engines generated to the store."""
+        for one in samples:
+            sample = self.store.begin(one.prompt, one.context)
+            self.store.extend(one.prompt, sample, one.ids)
 
     def propose(
         self, sampled: Sequence[Sequence[int]], num_tokens: Any, token_ids: Any, slot_mappings: Any = None
@@ -148,7 +156,7 @@ class SuffixProposer:
         params = request.sampling_params
         resumed = (params.extra_args or {}).get(RESUMED_TOKENS, 0)
         begin = request.num_prompt_tokens - resumed
-        prompt = hash(token_ids[:begin].tobytes())
+        prompt = name_of(token_ids[:begin].tobytes())
         sample = self.store.begin(prompt, token_ids[max(0, begin - LEAST) : begin].tolist())
         most = self.limit if params.max_tokens is None else request.num_prompt_tokens + params.max_tokens
         others, own = (Acceptance(prior) for prior in self.acceptances)

@@ -41,6 +41,7 @@ from seamless_verl.replica.worker_extension import KV_CACHE, check_replies, exte
 from seamless_verl.resources.ledger.activity import Activity, DeviceUse, NodeActivity
 from seamless_verl.rollout.engine import PauseMode
 from seamless_verl.rollout.observation import CacheUse
+from seamless_verl.rollout.shared_samples import SharedSample
 from seamless_verl.runtime.checkpoint_marker import system_id
 from seamless_verl.runtime.own_log import OwnLog, stream_names
 from seamless_verl.runtime.pictures import takes_recorded_prompts
@@ -55,6 +56,7 @@ HTTP_PATHS = frozenset(("/health", "/metrics"))  # for a monitor, such as verl's
 UNKNOWN = -1  # the version of weights of which no load has ended
 LOOPBACK = "127.0.0.1"
 KV_STORES = ("kv_transfer_config", "kv_offloading_size")  # beside the engine's cache
+LEARNED_AT_ONCE = 2000  # tokens of other replicas, between two steps: some ten milliseconds
 END_S = 10.0  # for an engine's processes to end by themselves
 PAST_THE_DATA_PLANE = (
     "a replica's server was called past the data plane, which records the weight version of each token. Generate with"
@@ -210,6 +212,15 @@ class SeamlessServer(vLLMHttpServer):  # type: ignore[misc]
         return CacheUse(
             self.source.prompt_tokens, self.source.cached_tokens, counts.preempted, counts.drafted, counts.accepted
         )
+
+    async def learn(self, samples: Sequence[SharedSample]) -> None:
+        """Has the engine draft from samples of other replicas, too; its steps go on between parts of them."""
+        part: list[SharedSample] = []
+        for sample in samples:
+            part.append(sample)
+            if sample is samples[-1] or sum(len(one.ids) for one in part) > LEARNED_AT_ONCE:
+                check_replies(await self.engine.collective_rpc("learn", args=(pickle.dumps(part),)))
+                part = []
 
     async def pause(self, mode: str) -> None:
         assert self.source is not None

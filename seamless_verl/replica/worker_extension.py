@@ -105,6 +105,12 @@ class SeamlessWorkerExtension(vLLMColocateWorkerExtension):  # type: ignore[misc
         return [drafter] if isinstance(drafter, SuffixProposer) else []
 
     @returning_errors
+    def learn(self, samples: bytes) -> None:
+        """Drafts from now on from these pickled samples of other replicas, too."""
+        for proposer in self._proposers():
+            proposer.learn(pickle.loads(samples))
+
+    @returning_errors
     def end_with(self, server: int, system: str | None) -> None:
         """From now on this process ends with the server's process, which has this id within `system`.
 

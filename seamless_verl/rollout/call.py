@@ -41,6 +41,7 @@ from seamless_verl.rollout.observation import CallWait, LengthForecast, ReplicaL
 from seamless_verl.rollout.paused_time import PausedTime, WaitingCall
 from seamless_verl.rollout.precedence import CallOrder, Precedence
 from seamless_verl.rollout.replica import DEAD, SERVING, Slot
+from seamless_verl.rollout.shared_samples import SharedSample, SharedSamples
 from seamless_verl.trajectory.records import Finish, TokenChunk, empty_chunk, tokens
 
 AFFINITY_TOKENS = 256  # tokens of the prompt that identify it: system prompt and tools distinguish agents
@@ -78,13 +79,14 @@ class Call:
 class CallProgress:
     """The state of one call: what it has produced, and what its next request to a replica is."""
 
-    def __init__(self, call: Call, place: Precedence, *, max_losses: int, grammars_resume: bool) -> None:
-        self.call, self._place = call, place
+    def __init__(self, call: Call, place: Precedence, prompt: str, *, max_losses: int, grammars_resume: bool) -> None:
+        self.call, self._place, self.prompt = call, place, prompt
         self.produced = call.produced[:]
         self.finish: Finish | None = None
         self._max_losses, self._grammars_resume = max_losses, grammars_resume
         self._attempts = self._resumed_tokens = self._losses = self._version = 0
         self._replica = ""
+        self.replicas = set[str]()  # that have generated some of it
         self.holds = ""  # the replica on which it has a slot
         self.since = time.monotonic()  # its last token, else its last request, else its begin
 
@@ -109,6 +111,7 @@ class CallProgress:
         """Adds an engine's chunk; returns the chunk for the caller, None if it has nothing for the caller."""
         if chunk.ids:
             self._version, self._replica, self.since = chunk.version, chunk.replica, time.monotonic()
+            self.replicas.add(chunk.replica)
             self.produced.extend(chunk.ids)
         if chunk.finish_reason is Finish.CUT:  # a cut does not end the call
             return replace(chunk, finish_reason=None, stop_reason=None) if chunk.ids else None
@@ -168,10 +171,13 @@ class Calls:
     """Runs calls over a fleet.
 
     A call fails when `max_losses` + 1 replicas in a row are lost during it, or cut it without a command, and give no
-    token. `grammars_resume`: the engines advance a grammar over the resumed tokens of a request.
+    token. `grammars_resume`: the engines advance a grammar over the resumed tokens of a request. With `shares`, samples
+    that ended are kept for engines that draft.
     """
 
-    def __init__(self, fleet: Fleet, *, max_losses: int = 8, grammars_resume: bool = False) -> None:
+    def __init__(
+        self, fleet: Fleet, *, max_losses: int = 8, grammars_resume: bool = False, shares: bool = False
+    ) -> None:
         self._fleet, self._max_losses, self._grammars_resume = fleet, max_losses, grammars_resume
         self._order = CallOrder()
         self._running: set[CallProgress] = set()
@@ -180,6 +186,7 @@ class Calls:
         self._last_token: dict[str, float] = {}  # when a replica gave one, on the monotonic clock
         self._ended: Counter[Finish] = Counter()
         self._lengths = LengthForecast()
+        self._samples = SharedSamples() if shares else None
         self.paused_time = PausedTime()
 
     async def stream(self, call: Call) -> AsyncGenerator[TokenChunk, None]:
@@ -195,7 +202,7 @@ class Calls:
             version=self._fleet.committed,
             validation=call.validation,
         )
-        progress = CallProgress(call, place, max_losses=self._max_losses, grammars_resume=self._grammars_resume)
+        progress = CallProgress(call, place, prompt, max_losses=self._max_losses, grammars_resume=self._grammars_resume)
         waiting = self.paused_time.begin(call.key, counted=call.timed)
         self._begun += 1
         self._running.add(progress)
@@ -219,6 +226,8 @@ class Calls:
             self._ended[progress.finish or Finish.FAILED] += 1
             if progress.finish in (Finish.STOP, Finish.LENGTH):
                 self._lengths.add(len(progress.produced))
+                if self._samples is not None and prompt:
+                    self._samples.add(prompt, call.prompt_ids, progress.produced, progress.replicas)
 
     def group_began(self, group: str) -> None:
         """A session of this group was opened: its calls are as old as the version that is committed now."""
@@ -262,6 +271,11 @@ class Calls:
             for view in self._fleet.view
         )
         return RolloutObservation(loads, self._fleet.slots.waiting, finished)
+
+    def take_samples(self, replica_id: str) -> list[SharedSample]:
+        """Samples of other replicas, of the prompts that this one has calls of now; each once."""
+        prompts = {one.prompt for one in self._running if one.holds == replica_id and one.prompt}
+        return [] if self._samples is None else self._samples.take(replica_id, prompts)
 
     def waits(self) -> list[CallWait]:
         """All calls, as they wait now."""

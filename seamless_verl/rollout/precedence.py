@@ -87,6 +87,11 @@ class Remembered(Generic[T]):
         return found
 
 
+def name_of(prompt: bytes) -> str:
+    """The name of a prompt by its tokens, int32 [P]: the same in every process."""
+    return blake2b(prompt, digest_size=8).hexdigest()
+
+
 class LengthsByPrompt:
     """How long a call is expected to be, in tokens, from those of the same prompt that have ended, also earlier."""
 
@@ -140,5 +145,5 @@ class CallOrder:
         age = self.group_began(group or key, version) - validation
         if not begins:
             return Precedence(age, False, 0, ticket), ""
-        prompt = blake2b(ids.tobytes(), digest_size=8).hexdigest()
+        prompt = name_of(ids.tobytes())
         return Precedence(age, True, self.lengths.shortness(prompt), ticket), prompt

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import asyncio
 import os
+import pickle
+from array import array
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,10 +22,12 @@ from seamless_verl.replica import scheduler
 from seamless_verl.replica.engine_source import AsyncLLMSource
 from seamless_verl.replica.worker_extension import check_replies, extension_name
 from seamless_verl.rollout.engine import PauseMode
+from seamless_verl.rollout.precedence import name_of
+from seamless_verl.rollout.shared_samples import SharedSample
 from seamless_verl.trajectory.records import Finish
 
 pytestmark = [pytest.mark.integration, pytest.mark.filterwarnings("ignore:Unclosed context:ResourceWarning")]
-PROMPTS = [[104, 105, 32, 116, 104, 101, 114, 101], [115, 117, 109, 32, 49], [97, 98, 99, 97, 98, 99]]
+PROMPTS = [[104, 105, 32, 116, 104, 101, 114, 101], [115, 117, 109, 32, 49], [97, 98, 99, 97, 98, 99], [120, 33, 87]]
 SAME = 2e-4  # of fp32 computations in another order
 LENGTH = 120
 DRAWS = 3000
@@ -96,16 +100,16 @@ def test_greedy_tokens_are_those_without_drafts_and_most_are_drafted(
     drafting: Engine, source: AsyncLLMSource, counts: scheduler.EngineCounts, without: list[RunningRequest]
 ) -> None:
     async def all_twice() -> list[list[RunningRequest]]:
-        first = [await generated(source, f"first {i}", prompt, LENGTH) for i, prompt in enumerate(PROMPTS)]
-        again = [generated(source, f"second {i}", prompt, LENGTH) for i, prompt in enumerate(PROMPTS)]
+        first = [await generated(source, f"first {i}", prompt, LENGTH) for i, prompt in enumerate(PROMPTS[:-1])]
+        again = [generated(source, f"second {i}", prompt, LENGTH) for i, prompt in enumerate(PROMPTS[:-1])]
         return [first, list(await asyncio.gather(*again))]
 
     for calls in drafting.run(all_twice()):
-        for call, plain in zip(calls, without, strict=True):
+        for call, plain in zip(calls, without[:-1], strict=True):
             assert call.finish is Finish.LENGTH and call.column("ids") == plain.column("ids")
             logprobs = torch.tensor(call.column("logprobs"))
             assert torch.allclose(logprobs, torch.tensor(plain.column("logprobs")), atol=SAME)
-    assert counts.accepted > len(PROMPTS) * LENGTH / 2, (counts.drafted, counts.accepted)
+    assert counts.accepted > (len(PROMPTS) - 1) * LENGTH / 2, (counts.drafted, counts.accepted)
 
 
 def test_a_call_that_is_paused_and_one_that_is_cut_go_on_with_drafts(
@@ -124,6 +128,18 @@ def test_a_call_that_is_paused_and_one_that_is_cut_go_on_with_drafts(
         assert [*begun, *rest.column("ids")] == without[1].column("ids") and 20 <= len(begun) < LENGTH
 
     drafting.run(interrupted())
+
+
+def test_samples_of_other_replicas_are_drafted_from(
+    drafting: Engine, source: AsyncLLMSource, without: list[RunningRequest]
+) -> None:
+    """The last prompt's tokens came before the proposer knew its runner, as if from another engine."""
+    ids, prompt = array("i", without[-1].column("ids")), array("i", PROMPTS[-1])
+    sample = SharedSample(name_of(prompt.tobytes()), prompt[-4:], ids)
+    check_replies(drafting.run(drafting.llm.collective_rpc("learn", args=(pickle.dumps([sample]),))))
+    call = drafting.run(generated(source, "learned", PROMPTS[-1], LENGTH))
+    assert call.column("ids") == ids.tolist()
+    assert len(call.chunks) < LENGTH / 8, "all is drafted, from the first token on"
 
 
 @pytest.mark.parametrize("name", SETTINGS)

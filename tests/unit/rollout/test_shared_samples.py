@@ -1,0 +1,28 @@
+"""A replica is given each sample of others once, of the prompts that it has calls of."""
+
+from __future__ import annotations
+
+from array import array
+
+from seamless_verl.rollout.shared_samples import CONTEXT, SharedSamples
+
+PROMPT = array("i", range(10))
+
+
+def test_a_replica_gets_what_others_generated_once() -> None:
+    shared = SharedSamples()
+    shared.add("p", PROMPT, array("i", [1, 2]), {"a"})
+    shared.add("p", PROMPT, array("i", [3]), {"b"})
+    shared.add("q", PROMPT, array("i", [4]), {"b"})
+    (sample,) = shared.take("a", {"p"})
+    assert (sample.prompt, sample.context, sample.ids) == ("p", PROMPT[-CONTEXT:], array("i", [3]))
+    assert shared.take("a", {"p"}) == [] and [one.ids[0] for one in shared.take("b", {"p", "q"})] == [1]
+    assert {one.ids[0] for one in shared.take("c", ["p", "q", "r"])} == {1, 3, 4}
+
+
+def test_no_more_than_its_room_is_kept_and_the_prompt_that_was_used_last_stays() -> None:
+    shared = SharedSamples(room=4)
+    shared.add("p", PROMPT, array("i", [1, 2]), {"a"})
+    shared.add("q", PROMPT, array("i", [3, 4]), {"a"})
+    shared.add("p", PROMPT, array("i", [5]), {"a"})
+    assert shared.take("b", {"q"}) == [] and len(shared.take("b", {"p"})) == 2
