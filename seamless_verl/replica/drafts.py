@@ -163,16 +163,17 @@ class SuffixProposer:
         return DraftedCall(prompt, sample, begin, min(self.limit, most), (others, own))
 
     def _drafts(self, call: DraftedCall, load: float) -> list[int]:
-        found = self.store.propose(call.sample, min(self.most, call.end - call.seen - 1))
-        if not found.tokens:
-            return []
+        counts = [worthwhile(one.chance, load) for one in call.acceptances]
+        if not any(counts):
+            call.idle += 1
+            if call.idle % PROBE_EVERY or load > UNKNOWN_LOAD:
+                return []  # a full engine does not even look
+            counts = [1, 1]
+        found = self.store.propose(call.sample, min(self.most, max(counts), call.end - call.seen - 1))
         call.own = found.own
-        count = min(worthwhile(call.acceptances[found.own].chance, load), found.matched)
-        call.idle = 0 if count else call.idle + 1
-        if call.idle >= PROBE_EVERY and load < UNKNOWN_LOAD:
-            count, call.idle = 1, 0
-        call.drafted = min(count, len(found.tokens))
-        return list(found.tokens[:count])
+        drafts = found.tokens[: min(counts[found.own], found.matched)]
+        call.drafted = len(drafts)
+        return list(drafts)
 
 
 PROPOSER = f"{SuffixProposer.__module__}.{SuffixProposer.__qualname__}"

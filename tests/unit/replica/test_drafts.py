@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from seamless_verl.config.roles import OWN_DRAFTS
-from seamless_verl.replica.drafts import PROPOSER, Acceptance, StepTimes, SuffixProposer, worthwhile
+from seamless_verl.replica.drafts import PROBE_EVERY, PROPOSER, Acceptance, StepTimes, SuffixProposer, worthwhile
 from seamless_verl.rollout.engine import RESUMED_TOKENS
 
 PROMPT = [9, 8, 7, 6]
@@ -121,3 +121,16 @@ def test_the_cost_of_a_draft_is_learned_from_the_times_of_steps() -> None:
 
 def test_the_setting_names_the_proposer() -> None:
     assert OWN_DRAFTS["model"] == PROPOSER
+
+
+def test_a_call_whose_drafts_were_rejected_tries_one_from_time_to_time_where_steps_have_room() -> None:
+    engine = trusting(Engine(limit=512))
+    engine.begin("a", PROMPT, max_tokens=400)
+    engine.step(a=ANSWER)
+    for one in engine.proposer.calls["a"].acceptances:
+        one.rejected = 1e6
+    engine.proposer.times.load = lambda tokens: 0.4  # type: ignore[method-assign]
+    drafts = [engine.step(a=[1, 2])["a"] for _ in range(2 * PROBE_EVERY)]
+    assert [len(one) for one in drafts if one] == [1, 1]
+    engine.proposer.times.load = lambda tokens: 0.9  # type: ignore[method-assign]
+    assert not any(engine.step(a=[1, 2])["a"] for _ in range(2 * PROBE_EVERY))
