@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import pickle
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NoReturn
