@@ -92,11 +92,15 @@ class DraftedCall:
 
 
 class SuffixProposer:
-    """vLLM's worker makes it; it proposes nothing until `runner` is set to the worker's model runner."""
+    """vLLM's worker makes it; it proposes nothing until `runner` is set to the worker's model runner.
+
+    A step has no more tokens with drafts than `room`: an engine has memory for the logits of `max_num_seqs` tokens.
+    """
 
     def __init__(self, vllm_config: Any) -> None:
         self.most = vllm_config.speculative_config.num_speculative_tokens
         self.limit = vllm_config.model_config.max_model_len
+        self.room = max(vllm_config.scheduler_config.max_num_seqs, 1 + self.most)
         self.runner: Any = None
         self.store, self.times = SuffixStore(ROOM), StepTimes()
         self.calls: dict[str, DraftedCall] = {}
@@ -131,7 +135,11 @@ class SuffixProposer:
         if len(self.calls) > len(rows):
             for gone in self.calls.keys() - self.runner.requests.keys():
                 del self.calls[gone]
-        return [[] if call is None else self._drafts(call, load) for call in rows]
+        drafts, room = list[list[int]](), self.room - len(rows)
+        for call in rows:
+            drafts.append([] if call is None or room <= 0 else self._drafts(call, load, room))
+            room -= len(drafts[-1])
+        return drafts
 
     def _observe(self, req_ids: Sequence[str], sampled: Sequence[Sequence[int]]) -> None:
         """Learns from the time since the last step, where both had the same requests and all of them decode."""
@@ -162,14 +170,14 @@ class SuffixProposer:
         others, own = (Acceptance(prior) for prior in self.acceptances)
         return DraftedCall(prompt, sample, begin, min(self.limit, most), (others, own))
 
-    def _drafts(self, call: DraftedCall, load: float) -> list[int]:
+    def _drafts(self, call: DraftedCall, load: float, room: int) -> list[int]:
         counts = [worthwhile(one.chance, load) for one in call.acceptances]
         if not any(counts):
             call.idle += 1
             if call.idle % PROBE_EVERY or load > UNKNOWN_LOAD:
                 return []  # a full engine does not even look
             counts = [1, 1]
-        found = self.store.propose(call.sample, min(self.most, max(counts), call.end - call.seen - 1))
+        found = self.store.propose(call.sample, min(self.most, room, max(counts), call.end - call.seen - 1))
         call.own = found.own
         drafts = found.tokens[: min(counts[found.own], found.matched)]
         call.drafted = len(drafts)

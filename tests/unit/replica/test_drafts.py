@@ -19,12 +19,16 @@ ANSWER = [1, 2, 3, 4, 5, 1, 3, 5, 2, 4]
 class Engine:
     """What vLLM's runner shows a proposer of requests that begin, get tokens and end."""
 
-    def __init__(self, most: int = 8, limit: int = 64) -> None:
+    def __init__(self, most: int = 8, limit: int = 64, seqs: int = 64) -> None:
         self.requests: dict[str, Any] = {}
         self.tokens: dict[str, list[int]] = {}
         speculative = SimpleNamespace(num_speculative_tokens=most)
         self.proposer = SuffixProposer(
-            SimpleNamespace(speculative_config=speculative, model_config=SimpleNamespace(max_model_len=limit))
+            SimpleNamespace(
+                speculative_config=speculative,
+                model_config=SimpleNamespace(max_model_len=limit),
+                scheduler_config=SimpleNamespace(max_num_seqs=seqs),
+            )
         )
         self.limit, self.input_batch = limit, SimpleNamespace(req_ids=[])
         self.proposer.runner = self
@@ -134,3 +138,18 @@ def test_a_call_whose_drafts_were_rejected_tries_one_from_time_to_time_where_ste
     assert [len(one) for one in drafts if one] == [1, 1]
     engine.proposer.times.load = lambda tokens: 0.9  # type: ignore[method-assign]
     assert not any(engine.step(a=[1, 2])["a"] for _ in range(2 * PROBE_EVERY))
+
+
+def test_a_step_has_no_more_tokens_than_the_engine_has_room_for() -> None:
+    engine = trusting(Engine(most=4, seqs=6))
+    engine.begin("a", PROMPT)
+    engine.step(a=ANSWER)
+    names = ["b", "c", "d"]
+    for name in names:
+        engine.begin(name, PROMPT)
+    drafts = engine.step(**{name: ANSWER[:3] for name in names})
+    assert [len(drafts[name]) for name in names] == [3, 0, 0]
+    for name in ["e", "f", "g"]:
+        engine.begin(name, PROMPT)
+    full = engine.step(**{name: ANSWER[3:4] for name in [*names, "e", "f", "g"]})
+    assert not any(full.values())
