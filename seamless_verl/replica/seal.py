@@ -11,6 +11,7 @@ or those of the model's files.
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import random
 from bisect import bisect_right
@@ -32,6 +33,8 @@ logger = logging.getLogger(__name__)
 Weights = Sequence[tuple[str, torch.Tensor]]
 CHUNK = 64 << 20  # bytes that are compared at once
 NAMED = 3  # tensors in a message
+MEMORY_DIFFERS = ctypes.CDLL(None).memcmp
+MEMORY_DIFFERS.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
 
 
 @dataclass(frozen=True)
@@ -56,6 +59,7 @@ class ResidentSeal:
         self.steps: list[FinalStep] = []
         self.unsent: list[str] = []
         self.packed: set[int] | None = None  # places in `steps`; None until a load has shown it
+        self.names_packed: set[str] | None = None  # of any plan
         self.fitted: int | None = None
         self.away = False
         self.remembered: list[tuple[str, torch.Tensor, int]] = []
@@ -96,13 +100,23 @@ class ResidentSeal:
                 logger.warning("shard %d: loaded by loaders that compute, whose results are not sealed", self.shard)
             self._unplanned = True
         elif self.packed is None:
-            self.packed = set(differing(parts(self.steps, range(len(self.steps)), dict(weights), None)))
-            if self.packed:
-                names = shortened([self.steps[i].name for i in sorted(self.packed)])
-                logger.warning("shard %d: sealed only until the engine packs them: %s", self.shard, names)
+            self._find_packed(staged, weights)
         else:
             self._compare([i for i in range(len(self.steps)) if i not in self.packed], staged, weights)
         self._fits(staged)
+
+    def _find_packed(self, staged: StagedWeights, weights: Weights) -> None:
+        """By what differs after a plan's first load; what did not after that of an earlier plan is wrong."""
+        found = differing(parts(self.steps, range(len(self.steps)), dict(weights), None))
+        names = {self.steps[i].name for i in found}
+        if self.names_packed is None and names:
+            logger.warning(
+                "shard %d: sealed only until the engine packs them: %s", self.shard, shortened(sorted(names))
+            )
+        elif names - (known := self.names_packed or set()):
+            wrong = [str(self.steps[i]) for i in found if self.steps[i].name not in known]
+            raise self.error(staged.version, wrong, "not what was staged")
+        self.packed, self.names_packed = set(found), names
 
     def check_adapter(self, adapter: ResidentAdapter, version: int, stages: int) -> None:
         """Before an adapter is loaded into one of so many pipeline stages: raises SealError where a part is missing."""
@@ -164,11 +178,13 @@ class ResidentSeal:
         found = [digests_of(tensor.detach(), [block]) for _, tensor, block in self.remembered]
         return torch.cat(found).tolist() if found else []
 
-    def _compare(self, places: Iterable[int], staged: StagedWeights, weights: Weights) -> None:
+    def _compare(self, places: Sequence[int], staged: StagedWeights, weights: Weights) -> None:
         assert staged.seal is not None
         draw = None if staged.seal.full or self.packed is None else random.Random(staged.version)
         if draw is not None and not self.away:
             places = [i for i in places if (i + staged.version) % EVERY == 0]
+        if not places:
+            return
         if found := differing(parts(self.steps, places, dict(weights), draw)):
             raise self.error(staged.version, [str(self.steps[i]) for i in found], "not what was staged")
 
@@ -270,9 +286,10 @@ def narrowed(tensor: torch.Tensor, begin: int, count: int) -> torch.Tensor:
 
 def unequal(found: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor | bool:
     """Whether they differ in a bit, once `wanted` has the dtype of `found`; of a device a bool there."""
-    pair = [one.contiguous().reshape(-1).view(torch.uint8) for one in (found, wanted.to(found.device, found.dtype))]
+    found, wanted = found.contiguous(), wanted.to(found.device, found.dtype).contiguous()
+    if found.device.type == "cpu":
+        return bool(MEMORY_DIFFERS(found.data_ptr(), wanted.data_ptr(), found.nbytes))
+    pair = [one.reshape(-1).view(torch.uint8) for one in (found, wanted)]
     if all(one.numel() % 8 == 0 and one.storage_offset() % 8 == 0 for one in pair):  # several times as fast
         pair = [one.view(torch.int64) for one in pair]
-    if found.device.type == "cpu":
-        return not torch.equal(*pair)
     return (pair[0] != pair[1]).any()

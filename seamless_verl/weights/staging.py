@@ -193,8 +193,9 @@ class StagingMemory:
         fewest = self._shares.index(min(self._shares))  # the same on every rank
         self._shares[fewest] += placed.nbytes
         if fewest == self._index:
-            self._write(placed, weight.detach())
-            self._sealing.add(len(self.placed) - 1, weight.detach())
+            weight = weight.detach()
+            self._write(placed, weight)
+            self._sealing.add(len(self.placed) - 1, weight)
 
     def _write(self, placed: PlacedWeight, weight: torch.Tensor) -> None:
         assert self.file is not None

@@ -208,6 +208,28 @@ def test_what_a_kernel_packs_in_place_is_compared_before_that_and_named_once(cap
     assert "layers.0.down" in str(found_within(worker, trainer, EVERY, begin=10))
 
 
+def test_what_differs_after_a_load_without_a_plan_is_packed_only_where_it_was_before() -> None:
+    """The load after a broken seal has no plan, and what then differs anew is no kernel's."""
+    overwritten = False
+
+    def change(model: Any) -> None:
+        for layer, is_changed in zip(model.layers, (True, overwritten), strict=False):
+            if is_changed:
+                layer.down.data.copy_(layer.down.data.flip(0))
+
+    trainer, worker = Trainer(), Worker(Sharded(), pack=change)
+    for version in range(1, 4):
+        worker.load(trainer.stage(version))
+    overwritten, worker.cache = True, PlanCache()
+    for _ in range(2):
+        with pytest.raises(SealError, match=r"version 4, shard 0: layers.1.down \(from weight 1.down\): not what was"):
+            worker.load(trainer.stage(4))
+        worker.cache = PlanCache()
+    overwritten = False
+    worker.load(trainer.stage(4))
+    assert worker.seal.fitted == 4
+
+
 def test_loaders_that_compute_are_named_once_as_not_sealed(caplog: pytest.LogCaptureFixture) -> None:
     model = Sharded()
     load = model.load
