@@ -6,12 +6,12 @@ import re
 from pathlib import Path
 
 import pytest
-from support.job import Job
+from support.job import AGENT, Job, check_record
 from support.paths import DATA
 
 pytestmark = [pytest.mark.integration, pytest.mark.long]
-STEPS = 7
-OPTIONS = {
+STEPS = 10  # some may be over before this test has read of the fault
+OPTIONS = AGENT | {
     "trainer.n_gpus_per_node": 2,
     "trainer.total_training_steps": STEPS,
     "seamless.max_staleness": 0,
@@ -28,11 +28,17 @@ FOUND = re.compile(
 
 @pytest.mark.parametrize("says", [["It loads again"], ["It loads again", "It is ended"]], ids=["once", "twice"])
 def test_overwritten_weights_are_named_and_the_run_goes_on(nano: Path, tmp_path: Path, says: list[str]) -> None:
-    overwritten = tmp_path / "loads"
-    env = {"LOADS_OVERWRITTEN": str(overwritten), "VLLM_ALLOW_INSECURE_SERIALIZATION": "1"}
+    overwritten, held = tmp_path / "loads", tmp_path / "held"
+    env = {"LOADS_OVERWRITTEN": str(overwritten), "HELD_WHILE_EXISTS": str(held)}
+    env["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"  # for the function that overwrites
     job = Job(tmp_path, nano, OPTIONS, env).start()
     job.wait_for("step:2 ")
     overwritten.write_text(str(len(says)))
+    job.wait_for(says[-1])
+    if says[-1] == "It is ended":  # no reward comes before it is back, so that the run does not end earlier
+        held.touch()
+        job.wait_for("is back after")
+        held.unlink()
     steps = job.finish().metrics()
     found = FOUND.findall(job.log())
     assert [then for *_, then in found] == says
@@ -45,3 +51,4 @@ def test_overwritten_weights_are_named_and_the_run_goes_on(nano: Path, tmp_path:
         assert metrics["calls/failed"] == 0
         dropped = sum(value for name, value in metrics.items() if name.startswith("tokens/dropped/"))
         assert metrics["tokens/generated"] == metrics["tokens/trained"] + dropped > 0
+    check_record(job, sessions=STEPS * 8 * 4)

@@ -1,4 +1,4 @@
-"""The reward of reward.py; its first call beside a file of some number has as many loads of a replica overwritten."""
+"""The reward of held_reward.py; its first call beside a file of some number has as many loads of a replica overwritten."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import reward
+import held_reward
 
 OVERWRITTEN = "model.layers.1.mlp.down_proj"
 
@@ -16,7 +16,7 @@ def compute_score(data_source: str, solution_str: str, ground_truth: str, **kwar
     with suppress(FileNotFoundError):
         file = Path(os.environ["LOADS_OVERWRITTEN"])
         overwrite(int(file.rename(file.with_suffix(".taken")).read_text()))
-    return reward.compute_score(data_source, solution_str, ground_truth, **kwargs)
+    return held_reward.compute_score(data_source, solution_str, ground_truth, **kwargs)
 
 
 def overwrite(loads: int) -> None:
