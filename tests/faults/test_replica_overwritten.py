@@ -33,7 +33,8 @@ def test_overwritten_weights_are_named_and_the_run_goes_on(nano: Path, tmp_path:
     env["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"  # for the function that overwrites
     job = Job(tmp_path, nano, OPTIONS, env).start()
     job.wait_for("step:2 ")
-    overwritten.write_text(str(len(says)))
+    (number := tmp_path / "number").write_text(str(len(says)))
+    number.rename(overwritten)
     job.wait_for(says[-1])
     if says[-1] == "It is ended":  # no reward comes before it is back, so that the run does not end earlier
         held.touch()

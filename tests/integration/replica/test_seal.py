@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -241,6 +242,40 @@ def test_loaders_that_compute_are_named_once_as_not_sealed(caplog: pytest.LogCap
     assert [one.getMessage() for one in caplog.records] == [
         "shard 0: loaded by loaders that compute, whose results are not sealed"
     ]
+
+
+class Quantized(torch.nn.Module):
+    """An engine that keeps a weight in eight bits, with a scale of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.values = torch.nn.Parameter(torch.zeros(96, WIDTH).to(torch.float8_e4m3fn), requires_grad=False)
+        self.scale = torch.nn.Parameter(torch.ones(()), requires_grad=False)
+
+    def load(self, weights: Weights) -> None:
+        weight = dict(weights)["embed"]
+        scale = weight.abs().max() / torch.finfo(torch.float8_e4m3fn).max
+        self.scale.data.copy_(scale)
+        self.values.data.copy_((weight / scale).to(torch.float8_e4m3fn))
+
+
+def test_a_quantized_engine_is_named_once_and_what_it_loads_is_sealed_until_then(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    trainer, worker = Trainer(), Worker(Quantized())
+    with caplog.at_level(logging.WARNING):
+        for version in range(1, 12):
+            worker.load(trainer.stage(version))
+    assert [one.getMessage() for one in caplog.records] == [
+        "shard 0: loaded by loaders that compute, whose results are not sealed"
+    ]
+    assert worker.cache.plan is None and worker.seal.fitted == 11
+    trainer.memory.seal = "full"
+    staged = trainer.stage(12)
+    assert trainer.memory.file is not None
+    os.pwrite(trainer.memory.file, b"\xff\xff\xff\xff", staged.placed[0].offset)
+    with pytest.raises(SealError, match=r"version 12, shard 0: the staged memory: block 0 of \d+ of embed is not what"):
+        worker.load(staged)
 
 
 class Rewritten(torch.nn.Module):

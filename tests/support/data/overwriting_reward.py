@@ -1,4 +1,4 @@
-"""The reward of held_reward.py; its first call beside a file of some number has as many loads of a replica overwritten."""
+"""The reward of held_reward.py; the number in a file is how many loads of a replica are overwritten from then on."""
 
 from __future__ import annotations
 
