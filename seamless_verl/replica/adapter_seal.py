@@ -18,7 +18,7 @@ from verl.workers.rollout.vllm_rollout.utils import VLLM_LORA_INT_ID
 from vllm.lora.layers.base_linear import BaseLinearLayerWithLoRA
 from vllm.lora.layers.column_parallel_linear import MergedColumnParallelLinearWithLoRA
 from vllm.lora.peft_helper import PEFTHelper
-from vllm.lora.utils import parse_fine_tuned_lora_name
+from vllm.lora.utils import is_base_embedding_weights, parse_fine_tuned_lora_name
 
 Weights = Sequence[tuple[str, torch.Tensor]]
 COPIED_BY = (BaseLinearLayerWithLoRA.set_lora, MergedColumnParallelLinearWithLoRA.set_lora)  # others are not sealed
@@ -51,6 +51,8 @@ class ResidentAdapter:
         mapper = getattr(mapper, "get_unstacked_mapper", lambda: mapper)()  # as verl maps them
         self.tensors = dict[tuple[str, bool], tuple[str, torch.Tensor]]()  # by module, and whether it is A
         for name, weight in weights:
+            if is_base_embedding_weights(name):  # vLLM leaves them out, too
+                continue
             self.tensors[parse_fine_tuned_lora_name(name, mapper)] = name, weight
 
     def parts(self, module: str) -> list[str]:

@@ -25,6 +25,7 @@ CALLED = {
     MANAGER + ".activate_adapter": "self lora_id",
     "vllm.lora.peft_helper:PEFTHelper.from_dict": "config_dict",
     "vllm.lora.utils:parse_fine_tuned_lora_name": "name weights_mapper",
+    "vllm.lora.utils:is_base_embedding_weights": "name",
     EXTENSION + "_iter_all_models": "self",
     LOADED: "model model_config target_device",
 }

@@ -17,7 +17,8 @@ OPTIONS = AGENT | {
     "seamless.max_staleness": 0,
     "seamless.seal": "full",
     "seamless.restarts": 1,
-    "reward.custom_reward_function.path": DATA / "overwriting_reward.py",
+    "actor_rollout_ref__rollout__agent__agent_loop_config_path": DATA / "overwriting_loops.yaml",
+    "actor_rollout_ref__rollout__agent__default_agent_loop": "overwriting",
 }
 FOUND = re.compile(
     r"replica-1: SealError: version (\d+), shard 0: model\.layers\.1\.mlp\.down_proj\.weight"
@@ -36,7 +37,7 @@ def test_overwritten_weights_are_named_and_the_run_goes_on(nano: Path, tmp_path:
     (number := tmp_path / "number").write_text(str(len(says)))
     number.rename(overwritten)
     job.wait_for(says[-1])
-    if says[-1] == "It is ended":  # no reward comes before it is back, so that the run does not end earlier
+    if says[-1] == "It is ended":  # no agent begins before it is back, so that the run does not end earlier
         held.touch()
         job.wait_for("is back after")
         held.unlink()
