@@ -23,8 +23,8 @@ import transfer_queue as tq
 from numpy.typing import NDArray
 
 from seamless_verl.agent_loops.assignments import TRAIN
-from seamless_verl.trainer.elimination import KV, OF_ENGINE, OF_RECORD, SAMPLING, Form, Logprobs, form_of
 from seamless_verl.trainer.token_mask import AGREEMENT, ENGINE, RECORD, figures
+from seamless_verl.trajectory.elimination import KV, OF_ENGINE, OF_RECORD, SAMPLING, Form, Logprobs, form_of
 
 logger = logging.getLogger(__name__)
 OPEN, UNREAD = "open", "unread"

@@ -56,7 +56,7 @@ BELOW = {
     "check": {"errors", "config", "runtime", "main_ppo"},
     "tools.simulator": {"errors", "runtime", "resources", "algorithms", "cli", "config", "tools.compare", "tools.view"},
     "tools.view": {"errors", "runtime", "resources", "trajectory", "journal", "cli"},
-    "tools.doctor": {"errors", "runtime", "config", "resources", "platform", "cli"},
+    "tools.doctor": {"errors", "runtime", "config", "resources", "platform", "trajectory", "journal", "cli"},
     "tools.compare": {"errors", "runtime", "config", "platform", "tiny", "main_ppo", "cli", "resources"},
     "tools.bench": {
         *("errors", "tiny", "trajectory", "journal", "rollout", "transport", "gateway"),

@@ -1,4 +1,5 @@
-"""The command `seamless-verl doctor`: what is wrong with this machine and environment, and how to mend it."""
+"""The command `seamless-verl doctor`: what is wrong with this machine and environment, and how to mend it; of a run,
+whether what it recorded is what its checkpoints compute."""
 
 from __future__ import annotations
 
@@ -52,6 +53,15 @@ def add_command(commands: Commands) -> None:
         "--port", type=int, action="append", default=[], metavar="N", help="try it: seamless.gateway.port, for one"
     )
     parser.add_argument("--folder", type=Path, default=Path(), help="where a run would put its files")
+    parser.add_argument(
+        "folder_of_run",
+        nargs="?",
+        type=Path,
+        metavar="RUN",
+        help="a run's trainer.default_local_dir: not the machine, but whether recorded tokens have the logprobs that"
+        " its checkpoints give them",
+    )
+    parser.add_argument("--calls", type=int, default=32, metavar="N", help="of RUN, for each checkpoint. Default: 32")
     parser.set_defaults(run=show_findings)
 
 
@@ -60,6 +70,12 @@ def show_findings(args: argparse.Namespace) -> int:
     for port in args.port:
         if not 0 < port <= LAST_PORT:
             raise ConfigError("--port", port, f"is not between 1 and {LAST_PORT}", "Give a port to be tried")
+    if args.folder_of_run is not None:
+        from seamless_verl.tools.doctor.rescore import rescore
+
+        scored, differs = rescore(args.folder_of_run, args.calls)
+        write("\n".join(map(escape, scored)))
+        return FOUND_ERRORS if differs else 0
     from seamless_verl.tools.doctor.gather import gather
 
     findings = diagnose(gather(args.folder, args.port))

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from enum import StrEnum
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-Logprobs = NDArray[np.float32]
+Logprobs: TypeAlias = NDArray[np.float32]
 SHIFTS = (1, -1, 2, -2)  # tokens
 FEWEST = 8  # tokens that show a form
 UNSURE = -0.1  # nats: of a likelier token hardly any fault changes the logprob
@@ -66,7 +66,7 @@ SAMPLING = (
 )
 
 
-Read = Callable[[float], Logprobs | None]
+Read: TypeAlias = Callable[[float], Logprobs | None]
 """The logprobs [N] that the engine gives the tokens at so many times the temperature; None if it cannot read now."""
 
 
@@ -97,7 +97,7 @@ def scale_of(found: Logprobs, other: Logprobs, close: float, read: Read) -> floa
 
     Follows the secant of the least squares over the inverse temperature.
     """
-    before, now, of_before = 1.0, 1.1, other
+    before, now, of_before, left = 1.0, 1.1, other, np.inf
     for _ in range(READINGS):
         if (of_now := read(1 / now)) is None:
             return None

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from seamless_verl.trainer.elimination import Form, form_of
+from seamless_verl.trajectory.elimination import Form, form_of
 
 TOKENS, WORDS, LIMIT = 48, 300, 0.02
 Array = NDArray[np.float64]
