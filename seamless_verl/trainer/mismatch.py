@@ -33,7 +33,7 @@ LEARNED = 8  # comparisons from which a run learns what difference is usual
 USUAL = 4.0  # times the median of those is still usual
 LEAST, MOST = 0.01, 0.1
 """Nats, of the mean |difference|: bfloat16 makes less, which is never remarked; no precision makes more."""
-OF_TOKEN = (2.0, 8.0)
+OF_TOKEN = (4.0, 12.0)
 """The same of the largest |difference| of what one engine recorded and reads, whose kernels are the same."""
 DOUBT_S = 20.0  # for what a replica is asked when something is not usual, while training waits
 ANOTHER = "only this replica differs"

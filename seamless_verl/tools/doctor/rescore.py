@@ -25,7 +25,7 @@ USUAL = 0.1  # nats, of the mean |difference|: no precision makes more
 UNKNOWN = "in no form that is known: look at its weights, at KV kept from older ones, and at how the model is computed"
 
 
-class RecordedCall(NamedTuple):
+class ScoredCall(NamedTuple):
     session: str
     call: str
     temperature: float
@@ -54,17 +54,17 @@ def rescore(run: Path, calls: int) -> tuple[list[str], bool]:
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
         judged = [judge(model, one) for one in found]
         tokens = np.concatenate([difference for difference, _ in judged])
-        said = [text for _, text in judged if text]
+        remarks = [text for _, text in judged if text]
         lines.append(
             f"version {version}: {len(found)} calls, {len(tokens)} tokens: {tokens.mean():.4f} nats on the mean,"
-            f" {tokens.max():.2f} at most; {len(said)} calls above {USUAL}"
+            f" {tokens.max():.2f} at most; {len(remarks)} calls above {USUAL}"
         )
-        lines += [f"  {text}" for text in said]
-        differs |= bool(said)
+        lines += [f"  {text}" for text in remarks]
+        differs |= bool(remarks)
     return lines, differs
 
 
-def calls_of(journals: Sequence[Path], version: int) -> Iterator[RecordedCall]:
+def calls_of(journals: Sequence[Path], version: int) -> Iterator[ScoredCall]:
     """The calls with tokens of a version, the newest session first."""
     for reader in map(JournalReader, journals):
         for summary in reversed(reader.sessions()):
@@ -75,7 +75,7 @@ def calls_of(journals: Sequence[Path], version: int) -> Iterator[RecordedCall]:
                 yield from (found for call in session.calls if (found := recorded_of(session, call, version)))
 
 
-def recorded_of(session: StoredSession, call: StoredCall, version: int) -> RecordedCall | None:
+def recorded_of(session: StoredSession, call: StoredCall, version: int) -> ScoredCall | None:
     """A call's tokens of a version, None if it has none."""
     ids, places, recorded = list(call.prompt_ids), list[int](), list[float]()
     for segment in call.segments:
@@ -87,10 +87,10 @@ def recorded_of(session: StoredSession, call: StoredCall, version: int) -> Recor
         return None
     temperature = float(session.settings.get("temperature") or 1.0)
     where, logprobs = np.array(places), np.array(recorded, np.float32)
-    return RecordedCall(session.session_id, call.call_id, temperature, ids, where, logprobs)
+    return ScoredCall(session.session_id, call.call_id, temperature, ids, where, logprobs)
 
 
-def judge(model: Any, call: RecordedCall) -> tuple[NDArray[np.float32], str]:
+def judge(model: Any, call: ScoredCall) -> tuple[NDArray[np.float32], str]:
     """The |differences| of a call's tokens, and what is at fault where they are not usual."""
     with torch.inference_mode():
         logits = model(torch.tensor([call.ids])).logits[0, call.places - 1].float()
