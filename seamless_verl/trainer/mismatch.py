@@ -29,7 +29,7 @@ from seamless_verl.trajectory.elimination import KV, OF_ENGINE, OF_RECORD, SAMPL
 logger = logging.getLogger(__name__)
 OPEN, UNREAD = "open", "unread"
 SHARE = 0.005  # of a step, for which training waits until a sample is read
-LEARNED = 8  # comparisons from which a run learns what difference is usual
+LEARNED, LEARNED_OF_RECORD = 8, 4  # comparisons from which a run learns what is usual; one engine's own vary less
 USUAL = 4.0  # times the median of those is still usual
 LEAST, MOST = 0.01, 0.1
 """Nats, of the mean |difference|: bfloat16 makes less, which is never remarked; no precision makes more."""
@@ -54,18 +54,19 @@ class Band:
 
     least: float = LEAST
     most: float = MOST
+    learned: int = LEARNED
     seen: list[float] = field(default_factory=list)
     inside: bool = True
 
     def limit(self) -> float:
-        if len(self.seen) < LEARNED:
+        if len(self.seen) < self.learned:
             return self.most
         return min(self.most, max(self.least, USUAL * median(self.seen)))
 
     def leaves(self, difference: float) -> bool:
         """Takes one more; whether it is the first of those that are not usual."""
         usual = difference <= self.limit()
-        if usual and len(self.seen) < LEARNED:
+        if usual and len(self.seen) < self.learned:
             self.seen.append(difference)
         left, self.inside = self.inside and not usual, usual
         return left
@@ -118,7 +119,8 @@ class Mismatch:
         self.now: ComparedSample | None = None
         self.last: tuple[int, float] | None = None  # the version asked for, and when
         self.step_s = 0.0
-        self.of_engine, self.of_record, self.of_token = Band(), Band(), Band(*OF_TOKEN)
+        self.of_engine, self.of_record = Band(), Band(learned=LEARNED_OF_RECORD)
+        self.of_token = Band(*OF_TOKEN, learned=LEARNED_OF_RECORD)
         self.means = dict[str, float]()  # of trainer and engine, by replica, as last seen
         self.of_one_version: bool | None = None  # whether the last record without older tokens was usual
 
@@ -139,7 +141,9 @@ class Mismatch:
         now, lasting = self.now, self.lasting()
         if (now is None or now.sample.key not in rows or not self._is_open(version)) and lasting and rows:
             own = [key for key, tag in rows.items() if tag.get("max_global_steps") == version]
-            self._ask(version, self._in_turn(lasting, version), random.Random(version).choice(own or list(rows)))
+            behind_older = [key for key in own if rows[key].get("min_global_steps") != version]
+            likely = (behind_older if version % 2 else sorted({*own} - {*behind_older})) or own or list(rows)
+            self._ask(version, self._in_turn(lasting, version), random.Random(version).choice(likely))
         now = self.now
         return now.sample.key if now is not None and now.version == version and now.sample.key in rows else ""
 

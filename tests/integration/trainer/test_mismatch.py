@@ -162,15 +162,19 @@ def asking(
     return Mismatch(lambda: servers, lambda: ["p_0_0"], lasting=lambda: lasting), servers
 
 
-ROWS = {"old_0_0": {"max_global_steps": 1}, "p_0_0": {"max_global_steps": 1}, "new_0_0": {"max_global_steps": 2}}
+ROWS = {
+    name: {"min_global_steps": oldest, "max_global_steps": newest}
+    for name, oldest, newest in (("old_0_0", 1, 1), ("p_0_0", 0, 1), ("new_0_0", 2, 2), ("mixed_0_0", 1, 2))
+}
 
 
 def test_a_replica_that_goes_on_generating_reads_while_training_computes(monkeypatch: pytest.MonkeyPatch) -> None:
     judge, servers = asking(monkeypatch, ["a", "b"])
     assert judge.ask(2) and not servers["a"].asked, "it has time until the update ends"
     assert judge.begin_update(2, ROWS) == "new_0_0", "what it recorded by these weights can be judged, too"
+    assert judge.begin_update(1, ROWS) == "p_0_0", "in every other version one with older tokens"
     assert judge.begin_update(3, ROWS) in ROWS, "no token is of this version"
-    assert servers["a"].asked == [2] and servers["b"].asked == [3]
+    assert servers["a"].asked == [2] and servers["b"].asked == [1, 3]
 
 
 @pytest.mark.parametrize(("reply", "key"), [(None, "p_0_0"), ("unread", "new_0_0")])
