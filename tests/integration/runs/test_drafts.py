@@ -11,8 +11,9 @@ pytestmark = [pytest.mark.integration]
 
 
 def test_engines_of_a_run_draft_and_agree_with_the_trainer(nano: Path, tmp_path: Path) -> None:
-    """The small model's tokens are all but random, so that few drafts are right."""
-    short = {"trainer__total_training_steps": 3, "data__max_response_length": 32}
+    """The small model's tokens are all but random, so that few drafts are right. The run is so long that its data plane
+    looks at the engines' counts, which it does every few seconds."""
+    short = {"trainer__total_training_steps": 15, "data__max_response_length": 64}
     bypass = {"algorithm__rollout_correction__bypass_mode": True}
     job = run(tmp_path, nano, **short, **bypass, **POOL, seamless__drafts="suffix", seamless__max_staleness=1)
     steps = job.metrics()
