@@ -69,29 +69,26 @@ class Sealing:
     """Makes the rows of one version's seal while it is staged; `number` counts the versions of this process."""
 
     def __init__(self, mode: SealMode, number: int) -> None:
-        self.mode, self.number, self.seconds = mode, number, 0.0
+        self.number, self.seconds = number, 0.0
+        self.is_off, self.is_whole = mode == "off", mode == "full" or number == 0
         self._random = random.Random(number)
         self._found = list[tuple[int, Sequence[int]]]()  # weights and their blocks
         self._digests = list[list[int] | torch.Tensor]()  # of these, where they are
 
     def add(self, index: int, weight: torch.Tensor) -> None:
         """Makes digests of a weight, the `index`th of the version; on a device they may be made later."""
-        if not (blocks := self.drawn(index, weight)):
+        if self.is_off or ((index + self.number) % EVERY and not self.is_whole):
             return
         began = time.perf_counter()
+        blocks = self.drawn(weight)
         self._found.append((index, blocks))
         self._digests.append((host_digests if weight.device.type == "cpu" else digests_of)(weight, blocks))
         self.seconds += time.perf_counter() - began
 
-    def drawn(self, index: int, weight: torch.Tensor) -> Sequence[int]:
+    def drawn(self, weight: torch.Tensor) -> Sequence[int]:
         """Those of a weight's blocks that the seal has."""
-        is_whole = self.mode == "full" or self.number == 0
-        if self.mode == "off" or not (is_whole or (index + self.number) % EVERY == 0):
-            return ()
         blocks = blocks_of(weight)
-        if is_whole:
-            return range(blocks)
-        return self._random.sample(range(blocks), -(-blocks * EVERY // SHARE))
+        return range(blocks) if self.is_whole else self._random.sample(range(blocks), -(-blocks * EVERY // SHARE))
 
     def end(self) -> bytes:
         """The rows of all that was added."""
