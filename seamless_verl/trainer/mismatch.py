@@ -31,10 +31,12 @@ OPEN, UNREAD = "open", "unread"
 SHARE = 0.005  # of a step, for which training waits until a sample is read
 LEARNED, LEARNED_OF_RECORD = 8, 4  # comparisons from which a run learns what is usual; one engine's own vary less
 USUAL = 4.0  # times the median of those is still usual
-LEAST, MOST = 0.01, 0.1
+LEAST, MOST = 0.03, 0.1
 """Nats, of the mean |difference|: bfloat16 makes less, which is never remarked; no precision makes more."""
+OF_RECORD_MEAN = (0.01, 0.05)
+"""The same of what one engine recorded and reads, whose kernels are the same."""
 OF_TOKEN = (4.0, 12.0)
-"""The same of the largest |difference| of what one engine recorded and reads, whose kernels are the same."""
+"""And of its largest |difference|."""
 DOUBT_S = 20.0  # for what a replica is asked when something is not usual, while training waits
 ANOTHER = "only this replica differs"
 ALL = (
@@ -63,10 +65,10 @@ class Band:
             return self.most
         return min(self.most, max(self.least, USUAL * median(self.seen)))
 
-    def leaves(self, difference: float) -> bool:
+    def leaves(self, difference: float, *, learns: bool = True) -> bool:
         """Takes one more; whether it is the first of those that are not usual."""
         usual = difference <= self.limit()
-        if usual and len(self.seen) < self.learned:
+        if learns and usual and len(self.seen) < self.learned:
             self.seen.append(difference)
         left, self.inside = self.inside and not usual, usual
         return left
@@ -119,7 +121,7 @@ class Mismatch:
         self.now: ComparedSample | None = None
         self.last: tuple[int, float] | None = None  # the version asked for, and when
         self.step_s = 0.0
-        self.of_engine, self.of_record = Band(), Band(learned=LEARNED_OF_RECORD)
+        self.of_engine, self.of_record = Band(), Band(*OF_RECORD_MEAN, learned=LEARNED_OF_RECORD)
         self.of_token = Band(*OF_TOKEN, learned=LEARNED_OF_RECORD)
         self.means = dict[str, float]()  # of trainer and engine, by replica, as last seen
         self.of_one_version: bool | None = None  # whether the last record without older tokens was usual
@@ -225,9 +227,9 @@ class Mismatch:
         if not found:
             return {}
         mean, largest, limit = found[f"{RECORD}mean"], found[f"{RECORD}max"], self.of_record.limit()
-        in_token = self.of_token.leaves(largest)
-        left = self.of_record.leaves(mean) or in_token
         behind_older = bool((now.sample.versions[now.sample.trained] < now.version).any())
+        in_token = self.of_token.leaves(largest, learns=not behind_older)  # else kept KV would become usual
+        left = self.of_record.leaves(mean, learns=not behind_older) or in_token
         if left and self.of_engine.inside:  # else the engine reads wrongly
             form = form_of(now.sample.recorded[own], read[own], limit, self._reader(now, own))
             cause = OF_RECORD.get(form.form, SAMPLING).format(form.number)
