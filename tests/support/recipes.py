@@ -60,7 +60,7 @@ def train(recipe: str, folder: Path, *overrides: str, **variables: str) -> Recip
     )
     assert done.returncode == 0, done.stdout[-6000:]
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    [journal] = (folder / "data").glob("checkpoints/*/trajectories.sqlite")
+    [journal] = (folder / "data").glob("checkpoints/**/trajectories.sqlite")
     return RecipeRun(done.stdout, {row["step"]: row["data"] for row in rows}, JournalReader(journal))
 
 
@@ -77,19 +77,24 @@ class RecipeRun:
         return [record for record in records if record is not None]
 
     def check_trained(self, steps: int, logprob_error: float) -> None:
-        """Both steps trained; every call and token is in the journal, and is trained or dropped with a reason.
+        """What `check_counts` says, and each step had a gradient.
 
         The trainer's logprobs are the recorded ones to within `logprob_error`, those of tokens under a grammar, too.
         """
+        for now in self.metrics.values():
+            assert now["actor/grad_norm"] > 0
+            assert now["seamless/agreement/plain/tokens"] > 0
+            for kind in ("plain", "grammar"):
+                assert now.get(f"seamless/agreement/{kind}/max", 0.0) < logprob_error
+        self.check_counts(steps)
+
+    def check_counts(self, steps: int) -> None:
+        """All steps were made; every call and token is in the journal, and is trained or dropped with a reason."""
         assert self.metrics.keys() == set(range(1, steps + 1))
         for now in self.metrics.values():
             dropped = sum(value for name, value in now.items() if name.startswith("tokens/dropped/"))
             assert now["tokens/generated"] == now["tokens/trained"] + dropped > 0
             assert now["calls/failed"] == now["calls/cancelled"] == now["calls/running"] == 0
-            assert now["actor/grad_norm"] > 0
-            assert now["seamless/agreement/plain/tokens"] > 0
-            for kind in ("plain", "grammar"):
-                assert now.get(f"seamless/agreement/{kind}/max", 0.0) < logprob_error
         self.journal.check_integrity()
         calls = [call for record in self.records() for call in record.calls]
         assert len(calls) == now["calls/begun"]

@@ -1,0 +1,128 @@
+"""An environment of verifiers as an agent of runners, unchanged: its rollouts call the session that a task comes with.
+
+ENVIRONMENT=environments/sums.toml python environment.py COUNT    # that many of its tasks, a line of JSON each
+seamless-verl runner --agent verifiers=environment.py:run ...      # does a run's tasks
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import os
+import sys
+import tomllib
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import verifiers.v1 as vf
+from verifiers.v1 import errors
+from verifiers.v1.utils.loaders import load_environment, resolve_env_config
+
+FILE = Path(os.environ.get("ENVIRONMENT") or Path(__file__).parent / "environments" / "sums.toml")
+RENEW = 256  # rollouts; until its environment is served anew, verifiers keeps an HTTP client for each session's address
+sys.path.insert(0, str(FILE.resolve().parent))  # where an environment may stand that is no package
+CONFIG = resolve_env_config(tomllib.loads(FILE.read_text(encoding="utf-8")))
+
+
+class Served:
+    """The environment with its tool servers and its proxy of calls, while a rollout needs them."""
+
+    def __init__(self) -> None:
+        self.begun = self.running = 0
+        self.ready: asyncio.Future[vf.Env] = asyncio.get_running_loop().create_future()
+        self.unused = asyncio.Event()
+        self.task = asyncio.create_task(self.serve())
+
+    async def serve(self) -> None:
+        try:
+            environment = load_environment(CONFIG)
+            async with environment.serving():
+                self.ready.set_result(environment)
+                await self.unused.wait()
+        except BaseException as error:  # verifiers ends the process where a service wants a login
+            if self.ready.done():
+                raise
+            self.ready.set_exception(RuntimeError(f"{FILE}: the environment cannot be served: {error!r}"))
+
+    @asynccontextmanager
+    async def used(self) -> AsyncIterator[vf.Env]:
+        self.begun, self.running = self.begun + 1, self.running + 1
+        try:
+            yield await asyncio.shield(self.ready)
+        finally:
+            self.running -= 1
+            if self.begun >= RENEW and not self.running:
+                self.unused.set()
+
+
+served: list[Served] = []  # the one that new rollouts use
+tasks: dict[int, vf.Task] = {}  # by their places in the taskset
+rest: list[Iterator[vf.Task]] = []  # of the taskset: those not read yet
+
+
+async def run(task: Mapping[str, Any], endpoint: Any) -> dict[str, float]:
+    """A rollout: the reward and the metrics of the agents that train.
+
+    A rollout that failed raises what failed in it, as verifiers names it, and has no reward.
+    """
+    if not served or served[-1].begun >= RENEW or served[-1].task.done():
+        served[:] = [Served()]
+    async with served[-1].used() as environment:
+        chosen = task_of(environment, task["extra_info"])
+        client = vf.EvalClientConfig(base_url=f"{endpoint.base_url}/v1", api_key_var="")  # the address has the key
+        episode = await environment.run_episode(chosen, vf.ModelContext("policy", client, vf.SamplingConfig()))
+    if not environment.complete(episode):
+        failed = [*episode.errors, *(error for trace in episode.traces for error in trace.errors)]
+        raise as_exception(failed[-1] if failed else None)
+    return outcome([trace for trace in episode.traces if trace.agent.trainable])
+
+
+def task_of(environment: vf.Env, extra_info: Mapping[str, Any]) -> vf.Task:
+    """The task of a row; raises ValueError if it is another one here than where the data was made."""
+    rest[:] = rest or [iter(environment.taskset)]
+    while extra_info["index"] not in tasks and (following := next(rest[0], None)) is not None:
+        tasks[following.data.idx] = following
+    chosen = tasks.get(extra_info["index"])
+    if chosen is None or chosen.key != extra_info["key"]:
+        raise ValueError(f"{FILE}: task {extra_info['index']} is not that of the data: make the data again")
+    return chosen
+
+
+def as_exception(error: vf.Error | None) -> Exception:
+    """What verifiers recorded, as the exception that it was."""
+    if error is None:
+        return errors.EnvError("the rollout is not complete")
+    kind = getattr(errors, error.type, None)
+    if kind is errors.ProviderError:
+        return errors.ProviderError(error.message, status_code=error.status_code or 502)
+    if error.type == "TimeoutError":
+        return TimeoutError(error.message)
+    return kind(error.message) if kind is not None else errors.EnvError(f"{error.type}: {error.message}")
+
+
+def outcome(traces: list[vf.Trace]) -> dict[str, float]:
+    """The mean over the agents that train, of the reward and of each metric that all of them have."""
+    if not traces:
+        raise ValueError(f"{FILE}: no agent of the environment is trainable")
+    shared = set.intersection(*(set(trace.metrics) for trace in traces))
+    means = {name: sum(float(trace.metrics[name]) for trace in traces) / len(traces) for name in sorted(shared)}
+    return {**means, "reward": sum(trace.reward for trace in traces) / len(traces)}
+
+
+def row(task: vf.Task) -> dict[str, Any]:
+    """What the trainer needs of a task: its prompt, for the length, and its place. The environment has the rest."""
+    data = task.data.model_dump(mode="json")
+    messages = data["prompt"] if isinstance(data["prompt"], list) else []
+    if isinstance(data["prompt"], str):
+        messages = [{"role": "user", "content": data["prompt"]}]
+    if data["system_prompt"]:
+        messages = [{"role": "system", "content": data["system_prompt"]}, *messages]
+    return {"prompt": messages or [{"role": "user", "content": ""}], "index": data["idx"], "key": task.key}
+
+
+if __name__ == "__main__":
+    for one in itertools.islice(load_environment(CONFIG).taskset, int(sys.argv[1])):
+        sys.stdout.write(json.dumps(row(one)) + "\n")
