@@ -18,12 +18,13 @@ FEW = (f"data.train_batch_size={PROMPTS}", f"actor_rollout_ref.rollout.n={SAMPLE
 @pytest.mark.parametrize("name", ["sums", "guess", "lookup"])
 def test_an_environment_is_trained_as_it_is(name: str, tmp_path: Path) -> None:
     environment = str(RECIPES / "verifiers_env" / "environments" / f"{name}.toml")
-    steps = (f"trainer.total_training_steps={STEPS}", "trainer.test_freq=-1", "trainer.save_freq=-1")
+    steps = (f"trainer.total_training_steps={STEPS}", "trainer.test_freq=-1", "trainer.val_before_train=false")
     run = train(
         "verifiers_env",
         tmp_path,
         *FEW,
         *steps,
+        "trainer.save_freq=-1",
         "actor_rollout_ref.actor.ppo_mini_batch_size=2",
         ENVIRONMENT=environment,
         VERIFIERS=str(PACKAGES),
