@@ -7,6 +7,7 @@ HERE="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 VENV="$HERE/../../.venv/bin/python"
 PYTHON="${PYTHON:-$([ -x "$VENV" ] && echo "$VENV" || echo python)}"
 TARGET="${1:?name the folder of the environment}"
+UV="$(dirname "$(command -v "$PYTHON")")/uv"
 shift
 
 mkdir -p "$(dirname "$TARGET")"
@@ -15,8 +16,13 @@ flock 9 # two at once would build into each other
 STAMP="$TARGET/.made-$(sha256sum "$HERE/requirements.txt" | cut -c1-16)"
 if [ ! -e "$STAMP" ]; then
   echo "Installing verifiers (570 MB) into $TARGET" >&2
-  "$PYTHON" -m venv --clear --without-pip "$TARGET"
-  "$PYTHON" -m pip --python "$TARGET/bin/python" install --quiet --no-deps -r "$HERE/requirements.txt"
+  "$PYTHON" -m venv --clear "$TARGET"
+  if [ -x "$UV" ]; then # a tenth of pip's time
+    UV_FIND_LINKS="${UV_FIND_LINKS:-${PIP_FIND_LINKS:-}}" UV_LINK_MODE="${UV_LINK_MODE:-copy}" \
+      "$UV" pip install --quiet --python "$TARGET/bin/python" --no-deps -r "$HERE/requirements.txt"
+  else
+    "$TARGET/bin/python" -m pip install --quiet --no-deps -r "$HERE/requirements.txt"
+  fi
   touch "$STAMP"
 fi
-[ $# -eq 0 ] || "$PYTHON" -m pip --python "$TARGET/bin/python" install --quiet "$@"
+[ $# -eq 0 ] || "$TARGET/bin/python" -m pip install --quiet "$@"
