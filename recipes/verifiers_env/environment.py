@@ -23,7 +23,9 @@ from verifiers.v1.utils.loaders import load_environment, resolve_env_config
 
 FILE = Path(os.environ.get("ENVIRONMENT") or Path(__file__).parent / "environments" / "sums.toml")
 RENEW = 256  # rollouts; until its environment is served anew, verifiers keeps an HTTP client for each session's address
-sys.path.insert(0, str(FILE.resolve().parent))  # where an environment may stand that is no package
+FOLDER = str(FILE.resolve().parent)  # where an environment may stand that is no package; tool servers look there, too
+sys.path.insert(0, FOLDER)
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (FOLDER, os.environ.get("PYTHONPATH"))))
 CONFIG = resolve_env_config(tomllib.loads(FILE.read_text(encoding="utf-8")))
 
 

@@ -54,3 +54,6 @@ class LookupTaskset(vf.Taskset[LookupTask, LookupConfig]):
 
 
 __all__ = ["LookupTaskset"]
+
+if __name__ == "__main__":
+    PriceTools.run()  # verifiers starts the tool's server as `python -m lookup`
