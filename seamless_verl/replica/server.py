@@ -249,8 +249,9 @@ class SeamlessServer(vLLMHttpServer):  # type: ignore[misc]
         return read if self.loaded == version else None
 
     async def verify_weights(self, version: int, staged: Any) -> str | None:
-        """As `broken_seal`, of this version."""
-        return await broken_seal(self.engine, staged) if self.loaded == version else None
+        """As `broken_seal`, of this version; None, too, while its weights are put away."""
+        async with self.updating:  # they are not put away, or loaded, while they are read
+            return await broken_seal(self.engine, staged) if self.loaded == version else None
 
     async def update_weights(self, version: int, weights: Any) -> None:
         """Pauses, loads these weights and resumes; with this version loaded already it only resumes.

@@ -29,7 +29,7 @@ class StubEngine:
 
     def __init__(self) -> None:
         self.mapped, self.version, self.asleep, self.running = set(BOTH), 0, set[str](), True
-        self.loads, self.fails = 0, ""
+        self.loads, self.fails, self.read_what_is_away = 0, "", False
         self.staged: int | None = None
 
     async def sleep(self, level: int) -> None:
@@ -73,6 +73,10 @@ class StubEngine:
         self.mapped.add("kv_cache")
 
     def drop_memory(self) -> None: ...
+
+    def verify_weights(self, staged: bytes) -> bool:
+        self.read_what_is_away |= "weights" not in self.mapped
+        return True
 
     def clock(self) -> float:
         return 0.0
@@ -157,6 +161,12 @@ class ServerMemory(RuleBasedStateMachine):
             assert self.engine.running and self.engine.mapped == BOTH and self.engine.version == self.version
             assert self.engine.loads == before + (not known), "weights that are there are loaded again, or not at all"
         self.engine.fails = ""
+
+    @rule()
+    def verify(self) -> None:
+        here = self.server.loaded == self.version
+        assert asyncio.run(self.server.verify_weights(self.version, [])) == ("" if here else None)
+        assert not self.engine.read_what_is_away
 
     @invariant()
     def generates_only_with_everything_in_its_place(self) -> None:
