@@ -86,7 +86,7 @@ def test_the_server_and_the_worker_extension_name_methods_that_exist() -> None:
     from vllm.platforms import current_platform
 
     from seamless_verl.platform.vllm.worker import HostWorker
-    from seamless_verl.replica.server import REAL_TIME_PRIORITY
+    from seamless_verl.replica.engine_load import REAL_TIME_PRIORITY
     from seamless_verl.replica.worker_extension import BEFORE_LOAD
 
     assert callable(getattr(type(current_platform), REAL_TIME_PRIORITY)) and callable(getattr(HostWorker, BEFORE_LOAD))
