@@ -182,6 +182,3 @@ class SuffixProposer:
         drafts = found.tokens[: min(counts[found.own], found.matched)]
         call.drafted = len(drafts)
         return list(drafts)
-
-
-PROPOSER = f"{SuffixProposer.__module__}.{SuffixProposer.__qualname__}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import pickle
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager, ExitStack, nullcontext
@@ -14,6 +15,7 @@ from seamless_verl.errors import SealError, shorten
 from seamless_verl.replica.worker_extension import check_replies
 from seamless_verl.runtime.console import show_line
 
+logger = logging.getLogger(__name__)
 REAL_TIME_PRIORITY = "real_time_priority"  # of a platform whose processes share cores: a context manager
 Step = Callable[[], Awaitable[None]]
 
@@ -43,7 +45,10 @@ async def broken_seal(engine: Any, weights: Any) -> str | None:
     try:
         sealed = check_replies(await engine.collective_rpc("verify_weights", args=(pickle.dumps(weights),)))
     except Exception as error:  # its text is what the trainer says
-        return shorten(error) if SealError.__name__ in str(error) else None
+        if SealError.__name__ in str(error):
+            return shorten(error)
+        logger.warning("its weights could not be compared with those that were staged: %s", shorten(error))
+        return None
     return "" if all(sealed) else None
 
 

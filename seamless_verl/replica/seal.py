@@ -183,8 +183,18 @@ class ResidentSeal:
         draw = None if staged.seal.full or self.packed is None else random.Random(staged.version)
         if draw is not None and not self.away:
             places = [i for i in places if (i + staged.version) % EVERY == 0]
-        if not places:
-            return
+        if places:
+            self._compare_at(places, staged, weights, draw)
+
+    def compare_all(self, staged: StagedWeights, weights: Weights) -> bool:
+        """Compares all that was loaded and can be read; raises SealError for what differs. False if that is nothing."""
+        places = [i for i in range(len(self.steps)) if i not in (self.packed or ())]
+        self._compare_at(places, staged, weights, None)
+        return bool(places)
+
+    def _compare_at(
+        self, places: Sequence[int], staged: StagedWeights, weights: Weights, draw: random.Random | None
+    ) -> None:
         if found := differing(parts(self.steps, places, dict(weights), draw)):
             raise self.error(staged.version, [str(self.steps[i]) for i in found], "not what was staged")
 

@@ -27,7 +27,7 @@ from seamless_verl.replica.drafts import SuffixProposer
 from seamless_verl.replica.load_plan import LoadPlan, PlanCache
 from seamless_verl.replica.own_logprobs import LogprobRecorder, LogprobRecorderV2, record_own_logprobs
 from seamless_verl.replica.rereading import ReadingTemperature
-from seamless_verl.replica.seal import ResidentSeal, differing, parts
+from seamless_verl.replica.seal import ResidentSeal
 from seamless_verl.runtime.checkpoint_marker import system_id
 from seamless_verl.runtime.process import end_with_process
 from seamless_verl.weights.host_copies import HostCopies
@@ -172,14 +172,10 @@ class SeamlessWorkerExtension(vLLMColocateWorkerExtension):  # type: ignore[misc
     def verify_weights(self, staged: bytes) -> bool:
         """Compares all that was loaded with these pickled StagedWeights, while they are mapped; SealError for what
         differs. False if nothing of it is sealed."""
-        if self.resident is None or not self.resident.steps:
+        if self.resident is None:
             return False
         version, weights = map_on_this_host(pickle.loads(staged), self.mapped_memory)
-        places = [i for i in range(len(self.resident.steps)) if i not in (self.resident.packed or ())]
-        if found := differing(parts(self.resident.steps, places, dict(weights), None)):
-            names = [str(self.resident.steps[i]) for i in found]
-            raise self.resident.error(version.version, names, "not what was staged")
-        return bool(places)
+        return self.resident.compare_all(version, weights)
 
     def clock(self) -> float:
         """The time at which the engine runs this call, on its host's clock."""

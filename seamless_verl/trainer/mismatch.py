@@ -265,7 +265,11 @@ def in_doubt(reply: Any) -> Any:
     """The reply of a replica, None if it has none in DOUBT_S, or has died."""
     try:
         return ray.get(reply, timeout=DOUBT_S)
-    except ray.exceptions.RayError:
+    except ray.exceptions.GetTimeoutError:
+        ray.cancel(reply)  # else it would read later, for nobody
+        return None
+    except ray.exceptions.RayError as error:  # the replica's death is said elsewhere
+        logger.debug("a replica in doubt did not reply: %s", error)
         return None
 
 

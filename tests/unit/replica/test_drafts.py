@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from seamless_verl.config.roles import OWN_DRAFTS
-from seamless_verl.replica.drafts import PROBE_EVERY, PROPOSER, Acceptance, StepTimes, SuffixProposer, worthwhile
+from seamless_verl.replica.drafts import PROBE_EVERY, Acceptance, StepTimes, SuffixProposer, worthwhile
 from seamless_verl.rollout.engine import RESUMED_TOKENS
 
 PROMPT = [9, 8, 7, 6]
@@ -124,7 +124,7 @@ def test_the_cost_of_a_draft_is_learned_from_the_times_of_steps() -> None:
 
 
 def test_the_setting_names_the_proposer() -> None:
-    assert OWN_DRAFTS["model"] == PROPOSER
+    assert OWN_DRAFTS["model"] == f"{SuffixProposer.__module__}.{SuffixProposer.__qualname__}"
 
 
 def test_a_call_whose_drafts_were_rejected_tries_one_from_time_to_time_where_steps_have_room() -> None:
