@@ -20,6 +20,8 @@ from vllm.lora.layers.column_parallel_linear import MergedColumnParallelLinearWi
 from vllm.lora.peft_helper import PEFTHelper
 from vllm.lora.utils import is_base_embedding_weights, parse_fine_tuned_lora_name
 
+from seamless_verl.weights.seal import EVERY
+
 Weights = Sequence[tuple[str, torch.Tensor]]
 COPIED_BY = (BaseLinearLayerWithLoRA.set_lora, MergedColumnParallelLinearWithLoRA.set_lora)  # others are not sealed
 ALL_LINEAR = "all-linear"
@@ -86,14 +88,15 @@ class ResidentAdapter:
             if in_any_layer(module) not in known and not in_any_layer(module).startswith(packed)
         ]
 
-    def slices(self) -> Iterator[AdapterSlice]:
-        """What its buffers should have, with the zeros beside it; raises LookupError where it is in no slot."""
+    def slices(self, version: int | None = None) -> Iterator[AdapterSlice]:
+        """What its buffers should have, with the zeros beside it; of a version those of some modules, of all within
+        EVERY versions. Raises LookupError where it is in no slot."""
         ids = self.manager.lora_index_to_id
         if VLLM_LORA_INT_ID not in ids:
             raise LookupError("the engine has no adapter")
         slot = ids.index(VLLM_LORA_INT_ID)
-        for name, module in self.manager.modules.items():
-            if self._is_sealed(name, module):
+        for i, (name, module) in enumerate(self.manager.modules.items()):
+            if self._is_sealed(name, module) and (version is None or (i + version) % EVERY == 0):
                 for is_a, buffers in ((True, module.lora_a_stacked), (False, module.lora_b_stacked)):
                     yield from self._slices_of(name, module, is_a, [buffer[slot, 0] for buffer in buffers])
 

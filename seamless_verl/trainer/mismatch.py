@@ -29,7 +29,7 @@ from seamless_verl.trajectory.elimination import KV, OF_ENGINE, OF_RECORD, SAMPL
 logger = logging.getLogger(__name__)
 OPEN, UNREAD = "open", "unread"
 SHARE = 0.005  # of a step, for which training waits until a sample is read
-LEARNED, LEARNED_OF_RECORD = 8, 4  # comparisons from which a run learns what is usual; one engine's own vary less
+LEARNED, LEARNED_OF_RECORD = 8, 2  # comparisons from which a run learns what is usual; one engine's own vary less
 USUAL = 4.0  # times the median of those is still usual
 LEAST, MOST = 0.03, 0.1
 """Nats, of the mean |difference|: bfloat16 makes less, which is never remarked; no precision makes more."""
@@ -233,7 +233,9 @@ class Mismatch:
         if left and self.of_engine.inside:  # else the engine reads wrongly
             form = form_of(now.sample.recorded[own], read[own], limit, self._reader(now, own))
             cause = OF_RECORD.get(form.form, SAMPLING).format(form.number)
-            if form.form is Form.ALL and behind_older and self.of_one_version is not False:
+            # A temperature that is not applied would have shown in samples of one version, too.
+            unlike = form.form is Form.ALL and self.of_one_version is None
+            if behind_older and (unlike or (self.of_one_version and form.form in (Form.ALL, Form.SCALED))):
                 cause = KV.format(now.version)
             self._say(now, found.values(), "it recorded when it generated", limit, cause)
         if not behind_older:

@@ -73,6 +73,19 @@ def test_faults_are_named_in_the_step_in_which_they_appear(nano: Path, tmp_path:
     assert all(likely.startswith(faults[int(version)]) for version, likely in lines)
 
 
+def test_kv_that_was_kept_is_named_where_a_sample_has_older_tokens(nano: Path, tmp_path: Path) -> None:
+    """Calls that run across a commit keep theirs, as if it had not been dropped."""
+    kept = {
+        "seamless__weights__kv": "keep",
+        "actor_rollout_ref__actor__optim__lr": 1e-2,
+        "data__max_response_length": 48,
+        "trainer__total_training_steps": 14,
+    }
+    job = run(tmp_path, nano, **DEFAULTS | kept, **POOL, seamless__max_staleness=2, seamless__ahead=2)
+    lines = re.findall(r"other logprobs than (.*), by .* Likely (.*)", job.log())
+    assert lines and all(likely.startswith("KV kept from older weights") for _, likely in lines)
+
+
 def test_at_another_temperature_and_on_the_trainers_own_devices_they_agree(nano: Path, tmp_path: Path) -> None:
     """Training takes each engine's device: a sample is read while training waits for groups, if one ends before."""
     job = run(tmp_path, nano, **DEFAULTS, actor_rollout_ref__rollout__temperature=0.7, seamless__max_staleness=1)

@@ -103,11 +103,14 @@ SAME = sample(PLAIN)
         ([("a", PLAIN, sample(np.where(np.arange(RESPONSE) < 16, PLAIN, FAR)))], "tokens: its record agrees up to"),
         ([("a", PLAIN, sample(np.where(IDS == 9, -15, PLAIN)))], "tokens: its record of token 9 "),
         ([("a", PLAIN, SAME), ("a", PLAIN, sample(FAR, older=10))], mismatch.KV.format(4)),
+        ([("a", PLAIN, SAME), ("a", PLAIN, sample(at(1.7), older=10))], mismatch.KV.format(4)),
+        ([("a", PLAIN, sample(at(1.7), older=10))], "temperature: its record is that of about 1.7"),
         ([("a", PLAIN, sample(FAR)), ("a", PLAIN, SAME), ("a", PLAIN, sample(FAR, older=10))], mismatch.SAMPLING),
     ],
     ids=[
         *("first", "one of two", "one, then both", "alone", "trainer's temperature", "trainer's shift", "positions"),
-        *("sampling", "temperature", "shift", "tokens", "one token", "KV", "not only KV"),
+        *("sampling", "temperature", "shift", "tokens", "one token"),
+        *("KV", "KV like a temperature", "temperature alone", "not only KV"),
     ],
 )
 def test_the_cause_is_found_by_elimination(
