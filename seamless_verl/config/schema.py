@@ -264,6 +264,8 @@ class SeamlessConfig(SettingsNode):
     can (dense models in Megatron's plain layers, without adapters or context parallelism), else says why not."""
     drafts: Drafts = "off"
     """`suffix`: engines draft from what they generated before, of the same prompt first, and their model verifies."""
+    evaluation: Literal["inline", "beside"] = "inline"
+    """Validations: training waits for each, or goes on `beside` it, whose samples may then end with newer weights."""
     turns: TurnsConfig = field(default_factory=TurnsConfig)
     weights: WeightsConfig = field(default_factory=WeightsConfig)
     tokens: TokensConfig = field(default_factory=TokensConfig)

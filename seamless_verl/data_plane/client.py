@@ -167,6 +167,7 @@ def plane_settings(
         restarts=seamless.restarts > 0,
         grammars_resume=engine_option(OmegaConf.select(config, ENGINE_KWARGS), "scheduler_cls") is None,
         shares=seamless.drafts != "off",
+        validation_first=seamless.evaluation == "inline",
         sessions=sessions,
     )
 

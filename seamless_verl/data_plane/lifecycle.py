@@ -51,7 +51,12 @@ class PlaneLifecycle:
             on_change=lambda view, why: self.lost.changed(view, why),
             on_late_reply=lambda replica_id: self.lost.replied(replica_id),
         )
-        self.calls = Calls(self.fleet, grammars_resume=settings.grammars_resume, shares=settings.shares)
+        self.calls = Calls(
+            self.fleet,
+            grammars_resume=settings.grammars_resume,
+            shares=settings.shares,
+            validation_first=settings.validation_first,
+        )
         self.notifier = GroupNotifier(settings.max_failed_groups)
         self.connections: ReplicaConnections
         self.lost: LostReplicas

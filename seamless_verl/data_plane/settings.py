@@ -46,9 +46,9 @@ class PlaneSettings:
     It runs at most `capacity` calls at once on one replica. The replicas' servers require `token`. A replica that
     does not pause or resume within `transition_s` is given up. With `restarts` the trainer starts lost replicas
     again, until it abandons them: calls wait for one even if none is left. With `grammars_resume` the engines
-    resume a grammar where a call was cut. With `shares` the engines draft, and are given samples of others. If
-    several data planes share the replicas, `others` of the first one names the rest, each of which is a `mirror`.
-    Without `sessions` there is no gateway.
+    resume a grammar where a call was cut. With `shares` the engines draft, and are given samples of others.
+    With `validation_first` training waits for validations. If several data planes share the replicas, `others` of the
+    first one names the rest, each of which is a `mirror`. Without `sessions` there is no gateway.
     """
 
     name: str
@@ -61,6 +61,7 @@ class PlaneSettings:
     restarts: bool = False
     grammars_resume: bool = True
     shares: bool = False
+    validation_first: bool = True
     sessions: SessionSettings | None = None
 
 

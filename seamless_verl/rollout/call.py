@@ -172,14 +172,20 @@ class Calls:
 
     A call fails when `max_losses` + 1 replicas in a row are lost during it, or cut it without a command, and give no
     token. `grammars_resume`: the engines advance a grammar over the resumed tokens of a request. With `shares`, samples
-    that ended are kept for engines that draft.
+    that ended are kept for engines that draft. `validation_first`: training waits for validations.
     """
 
     def __init__(
-        self, fleet: Fleet, *, max_losses: int = 8, grammars_resume: bool = False, shares: bool = False
+        self,
+        fleet: Fleet,
+        *,
+        max_losses: int = 8,
+        grammars_resume: bool = False,
+        shares: bool = False,
+        validation_first: bool = True,
     ) -> None:
         self._fleet, self._max_losses, self._grammars_resume = fleet, max_losses, grammars_resume
-        self._order = CallOrder()
+        self._order, self._validation_first = CallOrder(), validation_first
         self._running: set[CallProgress] = set()
         self._begun = self._tokens = self._validation_tokens = 0
         self._tokens_of: Counter[str] = Counter()  # by replica
@@ -200,7 +206,7 @@ class Calls:
             key=call.key,
             group=call.group,
             version=self._fleet.committed,
-            validation=call.validation,
+            first=call.validation and self._validation_first,
         )
         progress = CallProgress(call, place, prompt, max_losses=self._max_losses, grammars_resume=self._grammars_resume)
         waiting = self.paused_time.begin(call.key, counted=call.timed)

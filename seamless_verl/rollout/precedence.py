@@ -6,7 +6,7 @@ version that was committed when its group was first seen, so that data planes ag
 Invariants:
 - By its place a call waits for calls of older prompts, of which there is an end, and of its own age. None of a younger
   prompt precedes it.
-- A validation counts as a version older: training waits for all of it, and not for prompts that began when it did.
+- A validation that training waits for counts as a version older: not so the prompts that began when it did.
 - Of equal age, a call that continues a conversation precedes one that begins one, whatever their lengths.
 - Calls of equal age that are expected to be about as long stay in the order in which they came, so that the samples of
   a group stay together: lengths are compared by powers of two, and an unknown one counts as the mean.
@@ -132,17 +132,17 @@ class CallOrder:
             ages.forget(key)
 
     def enter(
-        self, ids: array[int], *, key: str, group: str, version: int, validation: bool = False
+        self, ids: array[int], *, key: str, group: str, version: int, first: bool = False
     ) -> tuple[Precedence, str]:
         """The place of a call, and the name of its prompt if it begins a conversation, else "".
 
         `ids` int32 [P] is its prompt, `key` its conversation, "" for a call by itself; `version` is the committed one.
-        A conversation without a group has an age of its own. A `validation` is a version older than it is.
+        A conversation without a group has an age of its own. What comes `first` is a version older than it is.
         """
         begins, ticket = not key or key not in self._conversations, next(self._tickets)
         if key:
             ticket = self._conversations.first(key, ticket)
-        age = self.group_began(group or key, version) - validation
+        age = self.group_began(group or key, version) - first
         if not begins:
             return Precedence(age, False, 0, ticket), ""
         prompt = name_of(ids.tobytes())

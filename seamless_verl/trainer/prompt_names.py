@@ -18,7 +18,7 @@ import transfer_queue as tq
 from tensordict import NonTensorStack, TensorDict
 from verl.utils import tensordict_utils as tu
 
-from seamless_verl.agent_loops.assignments import TRAIN
+from seamless_verl.agent_loops.assignments import TRAIN, VALIDATION
 from seamless_verl.agent_loops.loops import task_of
 from seamless_verl.agent_loops.row_keys import prompt_of
 
@@ -92,6 +92,12 @@ def name_again(uid: str) -> str:
 def stored_deferred() -> list[str]:
     """The uids of all deferred prompts, in the order in which they were deferred."""
     return list((tq.kv_list(DEFERRED) or {}).get(DEFERRED, {}))
+
+
+def drop_validation() -> None:
+    """Clears what a checkpoint's queue has of a validation beside training, which no run goes on with."""
+    if left := list((tq.kv_list(VALIDATION) or {}).get(VALIDATION, {})):
+        tq.kv_clear(keys=left, partition_id=VALIDATION)
 
 
 def drop_trained(partition_id: str = TRAIN) -> dict[str, Mapping[str, Any]]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from verl.trainer.ppo.v1.replay_buffer import ReplayBufferAsync
 
-from seamless_verl.agent_loops.assignments import TRAIN
+from seamless_verl.agent_loops.assignments import TRAIN, VALIDATION
 from seamless_verl.agent_loops.row_keys import prompt_of
 from seamless_verl.journal import GroupDecided, GroupOutcome
 from seamless_verl.resources.ahead import StalenessBound
@@ -43,6 +43,8 @@ class SeamlessReplayBuffer(ReplayBufferAsync):
         self.late: tuple[str, ...] = ()  # prompts whose groups held training back at the last look
         self.lacking = 1  # at least so many groups have to end before there is a batch, as of then
         self.trained_from: list[int] = []  # steps in which the groups sampled since `carried_over` were submitted
+        self.before_validated: Callable[[int], None] | None = None  # waits for so many groups of a validation
+        self.validated: list[int] = []  # newest versions of tokens in samples of a validation; who validates clears it
         self.review: Callable[[], Collection[str]] = tuple  # at each look; reopens groups, and says which
         self.unwanted: Callable[[], Mapping[str, str]] = dict  # finished groups that are to be dropped, and why
 
@@ -89,6 +91,18 @@ class SeamlessReplayBuffer(ReplayBufferAsync):
         """Waits until a group has ended, where verl sleeps."""
         self.wait()
         return last_debug_time
+
+    def sample(self, global_steps: int, partition_id: str, batch_size: int) -> tuple[Any, dict[str, Any]]:
+        if partition_id == VALIDATION and self.before_validated is not None:
+            self.before_validated(batch_size)
+        batch, metrics = super().sample(global_steps, partition_id, batch_size)
+        if partition_id == VALIDATION:
+            self.validated += [tag["max_global_steps"] for tag in batch.tags if "max_global_steps" in tag]
+        return batch, metrics
+
+    def validated_groups(self) -> int:
+        """Groups of a validation that had ended at the last look at the queue, and were not taken."""
+        return len(self.finished_keys[VALIDATION] | self.failure_keys[VALIDATION])
 
     def carried_over(self, step: int) -> dict[str, float]:
         """At a step's end: how many of the groups that it trained began in an earlier one, and how many go on.

@@ -59,7 +59,13 @@ from seamless_verl.trainer.pools import TagPools, roles_by_tags
 from seamless_verl.trainer.prefetch import BatchPrefetch
 from seamless_verl.trainer.prompt_feed import RunCalls
 from seamless_verl.trainer.prompt_lengths import prompt_scans, warn_of_long_prompts
-from seamless_verl.trainer.prompt_names import PromptNames, data_rows, drop_trained, stored_deferred
+from seamless_verl.trainer.prompt_names import (
+    PromptNames,
+    data_rows,
+    drop_trained,
+    drop_validation,
+    stored_deferred,
+)
 from seamless_verl.trainer.replay_buffer import SeamlessReplayBuffer
 from seamless_verl.trainer.servers import SeamlessServers
 from seamless_verl.trainer.session_weight import mini_batches_of, optimizer_steps, rows_multiple
@@ -67,6 +73,7 @@ from seamless_verl.trainer.setup import Placement, RunSetup, ServerLaunch, choos
 from seamless_verl.trainer.shared_prefixes import ACTOR, CRITIC, share_of_update
 from seamless_verl.trainer.step_log import REWARD, ValidationCurve, logging_of
 from seamless_verl.trainer.token_mask import agreement, mask_stale, own_keys, rows_at, trained_columns
+from seamless_verl.trainer.validation import ValidationBeside
 from seamless_verl.trainer.workers import SeamlessActorWorker, SeamlessCriticWorker, SeamlessWorkerGroup
 from seamless_verl.trajectory.account import DropReason
 from seamless_verl.weights.update import Reach
@@ -109,6 +116,7 @@ class SeamlessTrainer(PPOTrainer):  # type: ignore[misc]
         self.step_metrics = StepMetrics.beside(config.trainer.default_local_dir)
         self.lengths = LengthRecord.beside(self.folder) if self.seamless.record else None
         self.failure_shares = FailureShares(self.seamless.gateway.failed_share)
+        self.validation: ValidationBeside | None = None  # once the run trains
         self.checkpoints = RunCheckpoints(config, self._training_groups)
         self.token_policy = parse_policy(self.seamless.tokens.policy)
         self.weighs_sessions = self.seamless.tokens.weigh == "session"
@@ -203,6 +211,7 @@ class SeamlessTrainer(PPOTrainer):  # type: ignore[misc]
         super()._load_checkpoint()
         if self.global_steps:
             self.checkpoints.loaded(self.global_steps)
+            drop_validation()
         self.curve.truncate_after(self.global_steps)
         self.step_metrics.resume_at(self.global_steps)
 
@@ -230,6 +239,11 @@ class SeamlessTrainer(PPOTrainer):  # type: ignore[misc]
             super().fit(agent_loop_manager)
 
     def _validate(self) -> dict[str, float]:
+        """Beside training it only begins, before the last step; with the metrics of an earlier one that still ran."""
+        earlier = {} if self.validation is None else self.validation.end()
+        if self.validation is not None and self.global_steps < self.total_training_steps:
+            self.validation.begin(self.global_steps, super()._validate)
+            return earlier
         self.enter_stage(f"validating, step {self.global_steps}")
         self.commit.wait()
         self.lending.offer(None)
@@ -271,6 +285,8 @@ class SeamlessTrainer(PPOTrainer):  # type: ignore[misc]
         self.device_time.begin()
         self.feed.ahead.begin()
         self._add_async_warmup_batches(self.feed.ahead.level)
+        if self.seamless.evaluation == "beside":
+            self.validation = ValidationBeside(self.feed.buffer, self._await_groups, self.curve.add, self.enter_stage)
 
     # A step: prompts are submitted, then each update takes a batch of groups
 
@@ -462,6 +478,7 @@ class SeamlessTrainer(PPOTrainer):  # type: ignore[misc]
             metrics = self.commit.begin(self.global_steps)
             self.lending.on_committed()
         self.failure_shares.step_ended(metrics)
+        metrics |= {} if self.validation is None else self.validation.take()
         self._ask_engine()
         metrics |= compared
         metrics |= self.feed.tail.metrics() if self.feed.tail.extra else {}
@@ -507,9 +524,15 @@ class SeamlessTrainer(PPOTrainer):  # type: ignore[misc]
             return False
         trainer, step = self.config.trainer, self.global_steps
         ends = step >= self.total_training_steps or step // self.steps_per_epoch >= trainer.total_epochs
-        validates = trainer.test_freq > 0 and step % trainer.test_freq == 0
+        validates = trainer.test_freq > 0 and step % trainer.test_freq == 0 and self.validation is None
         profiles = self.config.global_profiler.steps is not None
         return not (ends or validates or profiles or self.config.skip.rollout_tq.enable)
+
+    def on_train_end(self) -> None:
+        """Where epochs end before the steps do."""
+        super().on_train_end()
+        if self.validation is not None and (metrics := self.validation.end()):
+            self.logger.log(data=metrics, step=self.global_steps - 1)
 
     # What others ask of the run
 

@@ -70,10 +70,10 @@ def test_a_group_keeps_the_age_at_which_it_was_first_seen() -> None:
 
 def test_a_validation_precedes_what_began_with_it_and_follows_what_is_older() -> None:
     order = CallOrder()
-    trained, validated = (enter(order, [1], key=key, version=6, validation=key == "v") for key in ("t", "v"))
+    trained, validated = (enter(order, [1], key=key, version=6, first=key == "v") for key in ("t", "v"))
     older = enter(order, [1], key="old", version=4)
     assert sorted([trained, older, validated]) == [older, validated, trained]
-    assert enter(order, [1, 2], key="v", version=6, validation=True).version == 5, "its next call is as old"
+    assert enter(order, [1, 2], key="v", version=6, first=True).version == 5, "its next call is as old"
 
 
 def test_a_conversation_keeps_its_ticket() -> None:
