@@ -24,7 +24,7 @@ LATER = "seamless/validation/later"
 
 
 class InTurns(Generic[T]):
-    """Work that runs in a thread while its owner waits in `go_on`, until it pauses or ends."""
+    """Work that runs in a thread while its owner waits in `proceed`, until it pauses or ends."""
 
     def __init__(self, name: str, work: Callable[[], T]) -> None:
         self.ended = False
@@ -39,7 +39,7 @@ class InTurns(Generic[T]):
             self.ended = True
             self._back.release()
 
-    def go_on(self) -> None:
+    def proceed(self) -> None:
         """The owner's: returns when it is its turn again."""
         self._turn.release()
         self._back.acquire()
@@ -73,7 +73,7 @@ class ValidationBeside:
         self.step, self.buffer.validated = step, []
         self.buffer.before_validated = self._await_groups
         self.running = InTurns("validation", validate)
-        self.running.go_on()
+        self.running.proceed()
 
     def _await_groups(self, number: int) -> None:
         """In the validation's turn: gives the turn away until so many groups have ended."""
@@ -86,7 +86,7 @@ class ValidationBeside:
         if (running := self.running) is None:
             return {}
         if not running.ended and self.buffer.validated_groups() >= self.lacking:
-            running.go_on()
+            running.proceed()
         if not running.ended:
             return {}
         self.running, self.buffer.before_validated = None, None

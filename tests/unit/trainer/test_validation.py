@@ -66,10 +66,10 @@ def test_work_and_owner_run_in_turns() -> None:
 
     running = InTurns("work", work)
     assert turns == []
-    running.go_on()
+    running.proceed()
     assert turns == ["work"] and not running.ended
     turns.append("owner")
-    running.go_on()
+    running.proceed()
     assert turns == ["work", "owner", "work again"] and running.ended and running.result() == 3
 
 
@@ -79,8 +79,8 @@ def test_what_work_raises_its_owner_hears() -> None:
         raise ValueError("of verl's")
 
     running = InTurns("work", work)
-    running.go_on()
-    running.go_on()
+    running.proceed()
+    running.proceed()
     with pytest.raises(ValueError, match="of verl's"):
         running.result()
 
