@@ -130,10 +130,18 @@ class DataPlane(PlaneLifecycle):
             loads = loading or self.manager.loading
             if not (loads or paused or stopped or serving or self.lost.awaited()):
                 raise ReplicaLostError(", ".join(self.fleet), f"no replica serves version {self.fleet.committed}")
-            metrics = sum_metrics([await self.metrics(), *await self._on_others("checked_metrics", loading)])
-            for reason, tokens in self.masked.items():
-                metrics = drop_masked(metrics, tokens, reason)
-            return metrics
+            return self._of_all([await self.metrics(), *await self._on_others("checked_metrics", loading)])
+
+    async def live_metrics(self) -> dict[str, float]:
+        """The same at any moment, also within a command of the trainer."""
+        await self.ensure_started()
+        return self._of_all([await self.metrics(), *await self._on_others("metrics")])
+
+    def _of_all(self, metrics: list[dict[str, float]]) -> dict[str, float]:
+        summed = sum_metrics(metrics)
+        for reason, tokens in self.masked.items():
+            summed = drop_masked(summed, tokens, reason)
+        return summed
 
     def count_masked(self, tokens: int, reason: DropReason = DropReason.STALE) -> None:
         """Counts tokens that the trainer masked; called on the first data plane, for those of all."""

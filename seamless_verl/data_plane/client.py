@@ -99,6 +99,12 @@ class DataPlaneClient:
         """The load of each replica now, with the calls counted that are of these groups, by their prompts' uids."""
         return merged(ray.get([actor.observe.remote(urgent) for actor in self.actors]))
 
+    def live(self, timeout_s: float) -> tuple[dict[str, float], RolloutObservation]:
+        """Metrics of all data planes and the load of each replica now; raises GetTimeoutError for no reply in time."""
+        asked = [self.actor.live_metrics.remote(), *(actor.observe.remote(()) for actor in self.actors)]
+        metrics, *seen = ray.get(asked, timeout=timeout_s)
+        return metrics, merged(seen)
+
     def attach(self, replicas: Sequence[PlacedReplica], *, keep_kv: bool) -> None:
         """Makes the replicas' servers listen and the data planes connect; replicas serve after their next update.
 

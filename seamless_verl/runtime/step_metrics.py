@@ -51,10 +51,11 @@ class StepRow:
 
 
 class StepMetrics:
-    """The file of one run; `path` is its only state."""
+    """The file of one run, at `path`; `latest` has the last number of each metric that this process added."""
 
     def __init__(self, path: Path) -> None:
         self.path, self.file = path, JsonLines(path)
+        self.latest: dict[str, float] = {}
 
     @classmethod
     def beside(cls, checkpoints: str) -> StepMetrics:
@@ -62,9 +63,9 @@ class StepMetrics:
 
     def add(self, step: int, metrics: Mapping[str, object]) -> None:
         """Appends the line of a step that ends now, in one write."""
-        self.file.add(
-            {"step": step, "time": time.time(), "metrics": {name: plain(value) for name, value in metrics.items()}}
-        )
+        values = {name: plain(value) for name, value in metrics.items()}
+        self.file.add({"step": step, "time": time.time(), "metrics": values})
+        self.latest |= {name: float(value) for name, value in values.items() if isinstance(value, int | float)}
 
     def resume_at(self, step: int) -> None:
         """Drops the lines after `step`, the one whose checkpoint was loaded; all of them for 0, a run from nothing."""

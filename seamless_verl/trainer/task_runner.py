@@ -215,7 +215,7 @@ class SeamlessTaskRunner(plain_class(TaskRunnerV1)):  # type: ignore[misc]
     def close(self, succeeded: bool) -> None:
         """Stops the agent loops, then loggers, queue, gateway and engines; also if the trainer was never built."""
         tracking = getattr(self.trainer, "logger", None)
-        stops: list[Callable[[], Any]] = [tq.close]
+        stops: list[Callable[[], Any]] = [getattr(self.trainer, "close_metrics", do_nothing), tq.close]
         if tracking is not None:
             stops.insert(0, partial(tracking.finish, exit_code=0 if succeeded else 1))
         if succeeded:  # else all of this ends with the job, and the journal has what agents received
@@ -229,6 +229,9 @@ class SeamlessTaskRunner(plain_class(TaskRunnerV1)):  # type: ignore[misc]
             self.trainer.commit.wait()
         except Exception as error:  # whatever a load raised
             logger.warning("the last weights were not loaded, which nothing needs any more: %s", error)
+
+
+def do_nothing() -> None: ...
 
 
 def call_all(functions: Sequence[Callable[[], Any]]) -> None:

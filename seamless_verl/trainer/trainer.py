@@ -57,6 +57,7 @@ from seamless_verl.trainer.losses import COMPARED, UPDATE, update_numbers
 from seamless_verl.trainer.needed_nodes import nodes_of_run
 from seamless_verl.trainer.pools import TagPools, roles_by_tags
 from seamless_verl.trainer.prefetch import BatchPrefetch
+from seamless_verl.trainer.prometheus import RunCollector, serve
 from seamless_verl.trainer.prompt_feed import RunCalls
 from seamless_verl.trainer.prompt_lengths import prompt_scans, warn_of_long_prompts
 from seamless_verl.trainer.prompt_names import (
@@ -157,6 +158,9 @@ class SeamlessTrainer(PPOTrainer):  # type: ignore[misc]
     def _setup(self) -> None:
         """From workers to replicas that are attached, with the parts that need them."""
         self.data_plane = DataPlaneClient(self.config, self.seamless, nodes_of_run(self.config))
+        if self.seamless.metrics_port is not None:
+            live = RunCollector(self.step_metrics.latest, self.data_plane.live)
+            self.close_metrics = serve(self.seamless.metrics_port, live)
         if self.placement.plan is not None:
             self.pools = TagPools(self.placement.plan, wait_s=self.seamless.wait_for_machines_s)
         launch = self.server_launch = ServerLaunch(self.config, self.placement, self.pools, self.on_rewards_ready)

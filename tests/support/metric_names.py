@@ -20,7 +20,7 @@ VERLS = "verl's own that matter here"
 PACKAGE = ROOT / "seamless_verl"
 READERS = (
     *("cli", "tiny", "tools"),
-    *("runtime/step_metrics.py", "trainer/step_log.py"),
+    *("runtime/step_metrics.py", "trainer/step_log.py", "trainer/prometheus.py"),
 )
 """What reads metrics, or has nothing to do with them."""
 NAME = re.compile(r"[a-z_]+(/([a-z0-9_]|\*)+)+")

@@ -54,6 +54,7 @@ CHECKS: tuple[Check, ...] = (
     ),
     *(corrections.check_staleness, gateway.check_gateway, gateway.check_options, gateway.check_port),
     *(gateway.check_shards, gateway.check_public_address, gateway.check_journal, gateway.check_view),
+    gateway.check_metrics_port,
     *(
         keys.check_logprobs_mode,
         keys.check_drafts,

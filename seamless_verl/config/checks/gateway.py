@@ -55,12 +55,19 @@ def check_port(settings: Settings) -> list[Problem]:
     if joins_cluster(settings):
         return []
     for port in range(gateway.port, last + 1):
-        try:
-            socket.create_server(("", port)).close()
-        except OSError as error:
+        if why := _not_free(port):
             which = "" if port == gateway.port else f"needs {port} too, which "
-            return [Problem(PORT, gateway.port, f"{which}cannot be listened to: {error.strerror}", way_out)]
+            return [Problem(PORT, gateway.port, f"{which}cannot be listened to: {why}", way_out)]
     return []
+
+
+def _not_free(port: int) -> str | None:
+    """Why nothing can listen at this port of all addresses; None where it can."""
+    try:
+        socket.create_server(("", port)).close()
+    except OSError as error:
+        return error.strerror or str(error)
+    return None
 
 
 @check
@@ -187,6 +194,26 @@ def _cannot_listen(settings: Settings, host: str, port: int) -> list[Problem]:
                 way_out = f"Set {VIEW}=127.0.0.1:{port}, or 0.0.0.0:{port} for every address"
             return [Problem(VIEW, value, f"cannot be listened to: {error.strerror or error}", way_out)]
     return []
+
+
+METRICS = "seamless.metrics_port"
+
+
+@check
+def check_metrics_port(settings: Settings) -> list[Problem]:
+    """Our trainer serves metrics, at a port that is free. In a cluster it may run on another machine."""
+    port, gateway = settings.seamless.metrics_port, settings.seamless.gateway
+    if port is None:
+        return []
+    if settings.mode != "seamless":
+        way_out = f"Set trainer.v1.trainer_mode=seamless, or {METRICS}=null"
+        return [Problem(METRICS, port, "only the seamless trainer serves metrics", way_out)]
+    way_out = f"Set {METRICS} to another one, or to 0 for any that is free"
+    if port and gateway.enabled and port in range(gateway.port, gateway.port + gateway.shards):
+        return [Problem(METRICS, port, "is a port of the gateway", way_out)]
+    if settings.host.elsewhere or joins_cluster(settings) or (why := _not_free(port)) is None:
+        return []
+    return [Problem(METRICS, port, f"cannot be listened to: {why}", way_out)]
 
 
 OPTIONS = "seamless.gateway.options"

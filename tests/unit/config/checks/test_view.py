@@ -1,4 +1,4 @@
-"""What is refused of the view's settings: other trainer modes, and addresses at which nothing can listen."""
+"""What is refused of the view's settings and the metrics' port: other trainer modes, and where nothing can listen."""
 
 from __future__ import annotations
 
@@ -44,3 +44,30 @@ def test_addresses_that_cannot_be(tmp_path: Path, address: str) -> None:
 def test_an_address_of_another_machine_is_refused(tmp_path: Path) -> None:
     config = tiny_run(tmp_path, f"{VIEW}='203.0.113.7:0'")
     assert_refused(config, VIEW, "203.0.113.7:0", f"Set {VIEW}=127.0.0.1:0")
+
+
+METRICS = "seamless.metrics_port"
+
+
+def test_metrics_of_a_run_by_our_trainer_are_fine(tmp_path: Path) -> None:
+    assert preflight(tiny_run(tmp_path, f"{METRICS}=0"), devices=1, accelerator=False) == []
+
+
+def test_other_trainers_serve_no_metrics(tmp_path: Path) -> None:
+    config = tiny_run(tmp_path, f"{METRICS}=0", "trainer.v1.trainer_mode=sync")
+    assert_refused(config, METRICS, 0, "Set trainer.v1.trainer_mode=seamless")
+
+
+def test_a_port_for_metrics_that_is_taken_is_refused(tmp_path: Path) -> None:
+    with socket.create_server(("", 0)) as taken:
+        port = taken.getsockname()[1]
+        config = tiny_run(tmp_path, f"{METRICS}={port}")
+        assert_refused(config, METRICS, port, f"Set {METRICS} to another one, or to 0")
+    assert preflight(config, devices=1, accelerator=False) == []
+
+
+@pytest.mark.parametrize("port", ["9000", "65536", "http", "-1"])
+def test_ports_for_metrics_that_cannot_be(tmp_path: Path, port: str) -> None:
+    gateway = ("seamless.gateway.enabled=true", "seamless.gateway.port=8999", "seamless.gateway.shards=2")
+    (problem,) = [one for one in refused(tiny_run(tmp_path, f"{METRICS}={port}", *gateway)) if one.key == METRICS]
+    assert str(problem.value) == port and "Set " in str(problem)
