@@ -40,11 +40,12 @@ class SessionOutputs(list[AgentLoopOutput]):
         """`failure` is how its agent failed, if its session has the reward of a failure; `error` says why."""
         super().__init__(outputs)
         self.plane, self.session_id, self.failure, self.error = plane, session_id, failure, error
+        self.scored: tuple[float, float] | None = None
 
     def note(self, uid: str, reason: str, *, validation: bool, dropped: DropReason = DropReason.SESSION) -> HandedNote:
         """What the journal keeps: the reason of a drop or a failure, and the rewards that all rows have."""
         reason = reason or (f"its agent failed: {self.failure}" if self.failure else "")
-        return HandedNote(uid, reason, rewards_of(self[-1]) if self else {}, validation, dropped)
+        return HandedNote(uid, reason, rewards_of(self[-1]) if self else {}, validation, dropped, self.scored)
 
     async def acknowledge(self, kept: bool, note: HandedNote) -> None:
         await await_reply(self.plane.acknowledge.remote(self.session_id, kept, note))

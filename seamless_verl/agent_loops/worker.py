@@ -228,6 +228,7 @@ class SeamlessAgentLoopWorker(plain_class(AgentLoopWorkerTQ)):  # type: ignore[m
             session = output if isinstance(output, SessionOutputs) else None
             if not outputs:
                 raise AgentFailedError("it left nothing to train", UNTRAINABLE)
+            begun = time.time()
             try:
                 rows = await self._scored_rows(outputs, trajectory["validate"], kwargs)
             except BaseException as error:
@@ -236,6 +237,8 @@ class SeamlessAgentLoopWorker(plain_class(AgentLoopWorkerTQ)):  # type: ignore[m
                 raise
             if session is not None and session.failure not in (None, AgentStatus.INVALID_REWARD):
                 group.failure_rewarded(session.failure, session.error)
+            if session is not None:
+                session.scored = begun, time.time()
             group.add(session, rows)
 
     def _agent_loop(self, name: str) -> Any:

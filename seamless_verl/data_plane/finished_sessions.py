@@ -90,6 +90,8 @@ class HandedNote:
     rewards: Mapping[str, float] = field(default_factory=dict)
     validation: bool = False
     dropped: DropReason = DropReason.SESSION
+    scored: tuple[float, float] | None = None
+    """for traces: when the computation of its score began and ended, in seconds since the epoch"""
 
     def as_dict(self, *, kept: bool) -> dict[str, Any]:
         """Plain JSON values; empty ones are left out."""

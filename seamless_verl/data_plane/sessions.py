@@ -60,9 +60,12 @@ from seamless_verl.trajectory.records import Finish
 from seamless_verl.trajectory.session import Closed, SessionRecord
 
 if TYPE_CHECKING:
+    from seamless_verl.data_plane.traces import SessionTraces
     from seamless_verl.gateway.middleware import OnOutsideRefusal, ServeRunner
 
 logger = logging.getLogger(__name__)
+TRACED = {"OTEL_TRACES_EXPORTER", "OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"}
+"""Variables of OpenTelemetry, one of which asks for traces."""
 LOCKED_S, RETRY_S = 10.0, 0.05  # an earlier process that was just killed may hold the journal's lock for so long
 
 
@@ -80,6 +83,9 @@ class Sessions:
         self.discards: set[asyncio.Task[None]] = set()  # of sessions that nobody trains
         self.earlier: EarlierSessions
         self.lost: LostSessions
+        self.traces = traces_of(os.environ)
+        if self.traces is not None:
+            calls.on_ended = self.traces.call_ended
 
     async def read_journal(self) -> Sequence[StoredSession]:
         """Opens the journal; returns the sessions that an earlier process left open."""
@@ -190,6 +196,8 @@ class Sessions:
         await asyncio.gather(*self.discards)
         self.journal.close()
         await self.retention.end()
+        if self.traces is not None:
+            await asyncio.to_thread(self.traces.close)
 
     def _session_closed(self, session_id: str) -> None:
         """Of the gateway's recorder. A session that was opened over HTTP has no agent loop that would close it here."""
@@ -224,6 +232,8 @@ class Sessions:
         ended = HandedOver(record.session_id, time.time(), note)
         await self.journal.append(self.accounts.begun(record.session_id), ended)
         self.accounts.dropped(record, dropped)
+        if self.traces is not None:
+            self.traces.acknowledged(record.session_id, False, NO_NOTE, time.time())
 
     def lose(self, session_id: str, newest: int | None = None) -> None:
         """The agent of an open session is gone, and begins again in another one, which may repeat its calls."""
@@ -239,8 +249,11 @@ class Sessions:
         with self._asked():
             metadata, recorded_calls = await self.lost.take(body)
             opened = await self.gateway.admin.open({**body, "metadata": metadata | own}, awaited=True)
-            self.gateway.table.get(opened["session_id"]).recorded_calls = recorded_calls
+            session = self.gateway.table.get(opened["session_id"])
+            session.recorded_calls = recorded_calls
             self.closed[opened["session_id"]] = asyncio.Event()
+            if self.traces is not None:
+                self.traces.opened(opened["session_id"], str(body["uid"]), session.opened_at)
             self.calls.group_began(str(body["uid"]))
             return opened
 
@@ -312,7 +325,10 @@ class Sessions:
         self.calls.session_ended(session_id)
         self.finishing.add(session_id)
         self.forget_finished()
-        return self.recorder.take(session_id)
+        record = self.recorder.take(session_id)
+        if self.traces is not None:
+            self.traces.closed(session_id, str(record.closed))
+        return record
 
     async def acknowledge(self, session_id: str, kept: bool, note: HandedNote = NO_NOTE) -> None:
         """Ends the hand-over: the session's sequences are in TransferQueue, or, not `kept`, were dropped.
@@ -329,6 +345,8 @@ class Sessions:
                     await self.earlier.drop(session_id, note.reason)
             self.earlier.acknowledged(session_id, kept)
             self.accounts.acknowledged(session_id, kept, note)
+            if self.traces is not None:
+                self.traces.acknowledged(session_id, kept, note, time.time())
 
     async def record_groups(self, groups: Sequence[GroupDecided]) -> None:
         """What became of groups: into the journal, and the tokens of those that were dropped into the account."""
@@ -341,6 +359,8 @@ class Sessions:
         await self._end_orphans(decided)
         self.lost.forget(uids)
         self.accounts.decided(groups)
+        if self.traces is not None:
+            self.traces.decided(groups, time.time())
 
     async def _end_left(self, outcomes: Mapping[str, GroupOutcome]) -> None:
         """Drops sessions of groups that were decided whose loops are gone, and that no other has taken up."""
@@ -367,3 +387,13 @@ class Sessions:
         self.retention.check()
         tokens, own = self.accounts.checked_metrics(), self.lost.metrics() | self.retention.metrics()
         return tokens | self.gateway.metrics() | self.earlier.metrics() | own
+
+
+def traces_of(environment: Mapping[str, str]) -> SessionTraces | None:
+    """What makes the traces of sessions; None where no variable of OpenTelemetry asks for them."""
+    if not any(map(environment.get, TRACED)):
+        return None
+    from seamless_verl.data_plane.traces import SessionTraces, exporter_of  # few runs need OpenTelemetry's SDK
+
+    exporter = exporter_of(environment)
+    return None if exporter is None else SessionTraces(exporter)

@@ -230,6 +230,7 @@ def _session_call(
         key=session.session_id,
         group=session.uid,
         validation=session.validation,
+        traceparent=context.traceparent,
         session_id=session.session_id,
         digest=context.digest,
         request=context.stored_request(),

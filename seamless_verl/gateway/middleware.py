@@ -249,6 +249,7 @@ class SessionMiddleware:
                     images={**session.images, **adapted.images},
                     previous=previous,
                     referenced=referenced,
+                    traceparent=request.headers.get("traceparent", ""),
                 )
                 self.counts["gateway/hosted_tools_dropped"] += len(context.dropped_tools)
                 self.counts["gateway/media_replaced"] += len(context.replaced_media)

@@ -55,6 +55,7 @@ class RequestContext:
     referenced: Mapping[str, Any] = field(default_factory=dict)  # stored items that its input names, by id
     response_id: str | None = None  # under which its response will be stored
     overflow: Overflow | None = None  # set when the prompt was refused for its length
+    traceparent: str = ""  # the header: the agent's span
     dropped_schema: bool = False  # the JSON schema of its reply was left out
 
     def next_call(self) -> tuple[int, str]:

@@ -126,6 +126,7 @@ class GroupDecided:
     step: int
     details: dict[str, Any] = field(default_factory=dict)
     at: float = 0.0
+    taken: float = 0.0  # when training took it; it is not stored
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ import math
 import time
 from array import array
 from collections import Counter
-from collections.abc import AsyncGenerator, Collection, Mapping
+from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
@@ -70,10 +70,37 @@ class Call:
     validation: bool = False
     media: bytes = b""
     routes_from: int | None = None
+    traceparent: str = ""  # of the agent's request, by which its traces and ours are one
 
     @property
     def affinity(self) -> str:
         return self.key or blake2b(self.prompt_ids[:AFFINITY_TOKENS].tobytes(), digest_size=8).hexdigest()
+
+
+@dataclass(slots=True)
+class AttemptTimes:
+    """A request to a replica, in seconds since the epoch: when it was to wait for a slot, got one, and ended."""
+
+    asked: float
+    granted: float = 0.0
+    ended: float = 0.0
+    replica: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class CallTimes:
+    """A call that has ended, and its requests; of `prompt` and `generated` tokens, the last of weights of `version`."""
+
+    key: str
+    call_id: str
+    began: float
+    ended: float
+    attempts: Sequence[AttemptTimes]
+    finish: str
+    prompt: int
+    generated: int
+    version: int
+    traceparent: str = ""
 
 
 class CallProgress:
@@ -89,6 +116,7 @@ class CallProgress:
         self.replicas = set[str]()  # that have generated some of it
         self.holds = ""  # the replica on which it has a slot
         self.since = time.monotonic()  # its last token, else its last request, else its begin
+        self.began, self.attempts = time.time(), list[AttemptTimes]()
 
     @property
     def place(self) -> Precedence:
@@ -147,6 +175,22 @@ class CallProgress:
         self.finish = finish
         return empty_chunk(finish, version=self._version, replica=self._replica, error=error)
 
+    def times(self) -> CallTimes:
+        """Of a call that ends now."""
+        call = self.call
+        return CallTimes(
+            call.key,
+            call.call_id,
+            self.began,
+            time.time(),
+            self.attempts,
+            finish=str(self.finish or Finish.FAILED),
+            prompt=len(call.prompt_ids),
+            generated=len(self.produced) - len(call.produced),
+            version=self._version,
+            traceparent=call.traceparent,
+        )
+
     def budget(self) -> int | None:
         """Tokens that may still be generated; None: as many as the model's length allows."""
         limit = self.call.sampling.get("max_tokens")
@@ -194,6 +238,7 @@ class Calls:
         self._lengths = LengthForecast()
         self._samples = SharedSamples() if shares else None
         self.paused_time = PausedTime()
+        self.on_ended: Callable[[CallTimes], None] | None = None  # for traces
 
     async def stream(self, call: Call) -> AsyncGenerator[TokenChunk, None]:
         """The call's tokens as they arrive; the last chunk has the finish reason, and the `error` if it is FAILED.
@@ -230,6 +275,8 @@ class Calls:
         finally:
             self._running.remove(progress)
             self._ended[progress.finish or Finish.FAILED] += 1
+            if self.on_ended is not None:
+                self.on_ended(progress.times())
             if progress.finish in (Finish.STOP, Finish.LENGTH):
                 self._lengths.add(len(progress.produced))
                 if self._samples is not None and prompt:
@@ -307,6 +354,7 @@ class Calls:
         """The chunks of one replica, until the call's end or a cut; `waiting` counts its waiting time."""
         slot: Slot | None = None
         finish_reason, unexplained = None, None
+        progress.attempts.append(attempt := AttemptTimes(time.time()))
         try:
             waiting.set(True)
             slot = await self._fleet.slots.acquire(progress.call.affinity, progress.place, prompt)
@@ -314,7 +362,8 @@ class Calls:
             slot.on_pause = waiting.set
             if not slot.attached:  # dropped between the grant and this task's next turn
                 return
-            progress.holds = slot.replica.replica_id
+            progress.holds = attempt.replica = slot.replica.replica_id
+            attempt.granted = time.time()
             async with aclosing(slot.engine.generate(progress.next_request())) as chunks:
                 while finish_reason is None:
                     chunk = await anext(chunks, SILENT_CUT)
@@ -325,7 +374,7 @@ class Calls:
                             self._fleet.slots.foresee(prompt, self._order.lengths.shortness(prompt))
                         replica = slot.replica.replica_id
                         unexplained = f"cut by replica {replica}, which was not paused" if slot.unexplained else None
-                        progress.holds = ""
+                        progress.holds, attempt.ended = "", time.time()
                         slot.release()  # a slow reader holds no slot
                     if visible is not None:
                         yield visible
@@ -335,6 +384,8 @@ class Calls:
             unexplained = str(loss)
         finally:
             progress.holds = ""
+            attempt.ended = attempt.ended or time.time()
+            attempt.granted = attempt.granted or attempt.ended
             waiting.set(False)
             if slot is not None:
                 slot.on_pause = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
@@ -38,7 +39,7 @@ class SeamlessReplayBuffer(ReplayBufferAsync):
         self.bound, self.update, self.wait, self.defers = bound, update, wait, defers
         self.lengths = lengths
         self.decided: list[GroupDecided] = []  # of groups dropped since `take_decided`
-        self.sampled: list[str] = []  # prompts whose groups were sampled since then
+        self.sampled: dict[str, float] = {}  # when prompts' groups were sampled since then
         self.taken = set[str]()  # prompts of the last batch, whose rows stay until the end of its step
         self.late: tuple[str, ...] = ()  # prompts whose groups held training back at the last look
         self.lacking = 1  # at least so many groups have to end before there is a batch, as of then
@@ -82,9 +83,11 @@ class SeamlessReplayBuffer(ReplayBufferAsync):
 
         `details` are those of all trained groups, `of_group` those of single ones, by prompt.
         """
-        own = {uid: details | of_group.get(uid, {}) for uid in self.sampled}
-        trained = [GroupDecided(uid, GroupOutcome.TRAINED, step, own[uid]) for uid in self.sampled]
-        groups, self.decided, self.sampled = [*self.decided, *trained], [], []
+        trained = [
+            GroupDecided(uid, GroupOutcome.TRAINED, step, details | of_group.get(uid, {}), taken=at)
+            for uid, at in self.sampled.items()
+        ]
+        groups, self.decided, self.sampled = [*self.decided, *trained], [], {}
         return groups
 
     def _wait_for_next_poll(self, partition_id: str, last_debug_time: float) -> float:
@@ -159,7 +162,7 @@ class SeamlessReplayBuffer(ReplayBufferAsync):
     def _materialize_batch(self, partition_id: str, uids: list[str], snapshot: dict[str, dict[str, Any]]) -> Any:
         """A batch in the order in which its prompts were submitted, so that sums round alike whichever ended first."""
         if partition_id == TRAIN:
-            self.sampled += uids
+            self.sampled |= dict.fromkeys(uids, time.time())
             self.taken = set(uids)
             self.trained_from += [self.prompt_global_steps[TRAIN][uid] for uid in uids]
         order = {uid: i for i, uid in enumerate(self.prompt_global_steps[partition_id])}

@@ -26,8 +26,8 @@ from seamless_verl.trajectory.account import DropReason
 from seamless_verl.trajectory.records import Finish
 from seamless_verl.weights.update import CommitTimes
 
-NO_METRICS = {"application/json", "ray/session_2*/logs", "seamless/device"}
-"""What has the shape of a name: a media type, a folder, the beginning of names."""
+NO_METRICS = {"application/json", "http/protobuf", "ray/session_2*/logs", "seamless/device"}
+"""What has the shape of a name: a media type, a protocol, a folder, the beginning of names."""
 FAILURES = (
     AgentStatus.FAILED,
     AgentStatus.TIMED_OUT,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import os
 import random
 import re
@@ -16,6 +17,13 @@ FORM = r"(0|1){40}\."
 
 async def run(task: dict[str, Any], endpoint: Any) -> float:
     return await asked(task, endpoint, max_retries=0)
+
+
+async def traced(task: dict[str, Any], endpoint: Any) -> float:
+    """Names a span of its own with each call, in a trace that has the session's id."""
+    trace = hashlib.sha256(endpoint.session_id.encode()).hexdigest()[:32]
+    headers = {"traceparent": f"00-{trace}-{trace[:16]}-01"}
+    return await asked(task, endpoint, between_s=0.05, max_retries=0, default_headers=headers)
 
 
 async def retrying(task: dict[str, Any], endpoint: Any) -> float:
