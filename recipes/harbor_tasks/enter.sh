@@ -1,0 +1,32 @@
+#!/bin/sh
+# Run a command in a root of its own, which has the system's programs, the paths SEEN and the folders in OWN, as USER.
+#   unshare --mount enter.sh OWN SEEN USER WORKDIR COMMAND...     SEEN is split at colons
+# 125, as of `docker run`: the sandbox could not be made.
+OWN="$1" SEEN="$2" USER_ID="$3" WORKDIR="$4"
+shift 4
+ROOT="$OWN/../root"
+failed() {
+  echo "the sandbox could not be made: $1" >&2
+  exit 125
+}
+show() { # a path of this system, at its place
+  if [ -d "$1" ]; then mkdir -p "$ROOT$1"; else mkdir -p "$ROOT$(dirname "$1")" && : >"$ROOT$1"; fi
+  mount --rbind "$1" "$ROOT$1" || failed "$1"
+}
+
+mount -t tmpfs -o mode=755 sandbox "$ROOT" || failed "tmpfs"
+for path in "$OWN"/*; do
+  chown -R "$USER_ID:$USER_ID" "$path" || failed "$path"
+  mkdir "$ROOT/${path##*/}" && mount --bind "$path" "$ROOT/${path##*/}" || failed "$path"
+done
+for path in /usr /bin /sbin /lib /lib32 /lib64 /libx32 /etc /dev /proc; do
+  if [ -L "$path" ]; then cp -P "$path" "$ROOT"; elif [ -e "$path" ]; then show "$path"; fi
+done
+mount -t tmpfs -o mode=1777 sandbox "$ROOT/dev/shm" || failed "/dev/shm"
+IFS=:
+for path in $SEEN; do show "$path"; done
+unset IFS
+export HOME=/tmp/home TMPDIR=/tmp
+exec chroot --userspec="$USER_ID:$USER_ID" --groups="$USER_ID" "$ROOT" \
+  setpriv --no-new-privs --inh-caps=-all --bounding-set=-all --pdeathsig KILL \
+  sh -c 'cd "$0" && exec "$@"' "$WORKDIR" "$@"

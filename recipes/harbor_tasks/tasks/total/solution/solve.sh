@@ -1,0 +1,2 @@
+#!/bin/sh
+awk '{ total += $1 } END { print total }' numbers.txt >total.txt
