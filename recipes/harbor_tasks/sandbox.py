@@ -33,6 +33,7 @@ HERE = Path(__file__).resolve().parent
 SYSTEM = {"bin", "dev", "etc", "lib", "lib32", "lib64", "libx32", "proc", "sbin", "usr"}  # enter.sh shows them
 USERS, FIRST_USER = 4000, 61184  # users of the agents, of the range that systemd gives to services
 PROCESSES = 512  # of a session, where it has a user of its own
+RUNTIMES = ("HOME", "XDG_RUNTIME_DIR", "DOCKER_HOST", "DOCKER_CONTEXT", "CONTAINER_HOST")  # by which theirs is found
 users = itertools.count(os.getpid() * 64)
 
 
@@ -183,7 +184,8 @@ class Container:
         """The words before a command that runs in it, with these variables of the first one's environment."""
         flags = [word for name in variables for word in ("--env", name)]
         workdir = ["--workdir", self.task.workdir] if self.task.workdir else []
-        return kind(), "exec", *flags, *workdir, self.name
+        own = [f"{name}={os.environ[name]}" for name in RUNTIMES if name in os.environ]
+        return "env", *own, kind(), "exec", *flags, *workdir, self.name
 
     async def add_tests(self) -> None:
         """Kills what the agent left, which outlives its `exec`, and removes its rewards before the tests are there."""

@@ -147,6 +147,33 @@ async def test_what_needs_a_container_is_refused_by_name(tmp_path: Path, monkeyp
         await tried(task, "true", monkeypatch)
 
 
+DOCKER = """#!/bin/sh
+echo "$*" >>"$0.log"
+case "$*" in *fails*) exit 125 ;; *build*) echo an_image ;; *reward.txt*) echo 0.5 ;; esac
+"""
+
+
+async def test_the_commands_of_a_container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stand-in for docker, which runs nothing, is asked what a container needs, in its order."""
+    docker = tmp_path / "docker"
+    docker.write_text(DOCKER)
+    docker.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setenv("SANDBOX", "docker")
+    task = changed("greeting", tmp_path, dockerfile="FROM debian\nRUN apt-get install gcc\n")
+    ended = await tried(task, "solve {question}", monkeypatch)
+    assert (ended.status, ended.reward) == (AgentStatus.FINISHED, 0.5), ended
+    failed = await tried(task, "fails", monkeypatch)
+    assert failed.status is AgentStatus.TOOL_FAILED
+    lines = (tmp_path / "docker.log").read_text().splitlines()
+    verbs = ["info", "build", "run", "exec", "exec", "exec", "cp", "exec", "exec", "exec", "exec", "rm"]
+    assert [line.split()[0] for line in lines[: len(verbs)]] == verbs
+    assert "--env OPENAI_API_KEY" in lines[4] and lines[4].endswith(
+        "solve 'Write the word hello into the file hello.txt.'"
+    )
+    assert "kill -9 -1" in lines[5] and lines[8].endswith("/bin/sh -c /tests/test.sh") and lines[-1].startswith("rm ")
+
+
 def test_tasks_are_refused_before_the_run(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no folder with a task"):
         data.tasks_of(tmp_path, 100.0)
