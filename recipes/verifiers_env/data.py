@@ -22,7 +22,7 @@ from seamless_verl.tiny.task import write_parquet
 def in_verls_format(task: dict[str, Any], split: str) -> dict[str, Any]:
     """The reward comes from the environment; verl wants a ground truth all the same."""
     return {
-        "data_source": "verifiers",
+        "data_source": task.get("source", "verifiers"),
         "prompt": task["prompt"],
         "ability": "verifiers",
         "reward_model": {"style": "rule", "ground_truth": ""},

@@ -1,0 +1,123 @@
+"""Environments with reset and step as agents of runners: a reply is an action, the sum of an episode's rewards its own.
+
+seamless-verl runner --agent environment=environments.py:gymnasium     # GYM_ENV, GYM_KWARGS
+seamless-verl runner --agent environment=environments.py:openenv       # OPENENV_URL, OPENENV_FIELD
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import openai
+
+from seamless_verl.agents.failures import ToolFailedError
+
+TURNS = int(os.environ.get("TURNS", "16"))
+PROMPT = os.environ.get("PROMPT", "")  # said before the first observation, as the rules are
+USED_UP = {"context_length_exceeded", "quota_exceeded"}  # what an episode has no room for does not count against it
+Step = Callable[[Any], Awaitable[tuple[str, float, bool]]]
+
+
+class NoActionError(Exception):
+    """A reply that is no action: the model is told, and the environment makes no step."""
+
+
+@contextmanager
+def of_tool() -> Iterator[None]:
+    """What an environment raises is a tool's failure: its session is dropped, and never counts as 0."""
+    try:
+        yield
+    except NoActionError:
+        raise
+    except Exception as error:
+        raise ToolFailedError(f"the environment: {type(error).__name__}: {error}") from error
+
+
+async def play(endpoint: Any, observation: str, step: Step) -> float:
+    """The sum of the rewards of one episode; `step` takes a reply, and returns observation, reward and end."""
+    messages: list[Any] = [{"role": "user", "content": f"{PROMPT}\n{observation}".strip()}]
+    base_url, total, ended = f"{endpoint.base_url}/v1", 0.0, False
+    async with openai.AsyncOpenAI(base_url=base_url, api_key=endpoint.session_key, timeout=3600) as client:
+        for _ in range(TURNS):
+            try:
+                reply = await client.chat.completions.create(model="policy", messages=messages)
+            except (openai.BadRequestError, openai.PermissionDeniedError) as error:
+                if error.code not in USED_UP:
+                    raise
+                break
+            text = reply.choices[0].message.content or ""
+            try:
+                with of_tool():
+                    observation, reward, ended = await step(text)
+                total += reward
+            except NoActionError as error:
+                observation = str(error)
+            if ended:
+                break
+            messages += [{"role": "assistant", "content": text}, {"role": "user", "content": observation}]
+    return total
+
+
+async def gymnasium(task: Mapping[str, Any], endpoint: Any) -> float:
+    """An environment of gymnasium by its id; what it renders as text is what the model sees, else the observation."""
+    import gymnasium as gym
+
+    name, options = os.environ["GYM_ENV"], json.loads(os.environ.get("GYM_KWARGS", "{}"))
+    with of_tool():
+        texts = "ansi" in gym.make(name, **options).metadata.get("render_modes", [])
+        environment = gym.make(name, **({"render_mode": "ansi"} if texts else {}), **options)
+        seen, _ = environment.reset(seed=task["extra_info"]["index"])
+    space = environment.action_space
+
+    def action_of(text: str) -> Any:
+        if isinstance(space, gym.spaces.Text):
+            return text
+        found = re.findall(r"-?\d+", text)
+        return int(found[-1]) if found and isinstance(space, gym.spaces.Discrete) else json.loads(text)
+
+    async def step(text: str) -> tuple[str, float, bool]:
+        try:
+            known = space.contains(action := action_of(text))
+        except (ValueError, OverflowError):
+            known = False
+        if not known:
+            raise NoActionError(f"This is no action of {space}.")
+        seen, reward, terminated, truncated, _ = environment.step(action)
+        return environment.render() if texts else str(seen), float(reward), terminated or truncated
+
+    try:
+        return await play(endpoint, environment.render() if texts else str(seen), step)
+    finally:
+        environment.close()
+
+
+async def openenv(task: Mapping[str, Any], endpoint: Any) -> float:
+    """OpenEnv's server at OPENENV_URL; a reply is the field OPENENV_FIELD of an action, else the action as JSON."""
+    from openenv.core.generic_client import GenericEnvClient
+
+    field = os.environ.get("OPENENV_FIELD")
+    client = GenericEnvClient(base_url=os.environ["OPENENV_URL"])
+
+    async def step(text: str) -> tuple[str, float, bool]:
+        try:
+            if not isinstance(action := {field: text} if field else json.loads(text), dict):
+                raise ValueError(f"{action} is no object")
+            result = await client.step(action)
+        except (ValueError, RuntimeError) as error:  # the server says so of an action that it does not take
+            if isinstance(error, RuntimeError) and "VALIDATION_ERROR" not in str(error):
+                raise
+            raise NoActionError(f"This is no action: {error}") from error
+        return json.dumps(result.observation), float(result.reward or 0.0), result.done
+
+    try:
+        with of_tool():
+            await client.connect()
+            begun = await client.reset(seed=task["extra_info"]["index"])
+        return await play(endpoint, json.dumps(begun.observation), step)
+    finally:
+        await client.close()
