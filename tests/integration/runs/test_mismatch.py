@@ -51,7 +51,7 @@ def test_an_engine_that_reads_the_model_otherwise_is_noticed_in_the_first_steps(
 def test_faults_are_named_in_the_step_in_which_they_appear(nano: Path, tmp_path: Path) -> None:
     """Of one run whose rows are right in every other step; without staleness a row's tokens are of one version."""
     faults = {
-        TEMPERATURE: "temperature: its record is that of about 2.",
+        TEMPERATURE: "temperature: its record is that of about ",
         SHIFTED: "its record is that of tokens -1 places on",
         RENDERED: "tokens: its record ",
     }
@@ -71,6 +71,8 @@ def test_faults_are_named_in_the_step_in_which_they_appear(nano: Path, tmp_path:
     }
     assert [int(version) for version, _ in lines] == list(faults)
     assert all(likely.startswith(faults[int(version)]) for version, likely in lines)
+    (times,) = re.findall(r"about ([\d.]+) times", lines[0][1])
+    assert float(times) == pytest.approx(2, rel=0.01)
 
 
 def test_kv_that_was_kept_is_named_where_a_sample_has_older_tokens(nano: Path, tmp_path: Path) -> None:

@@ -178,6 +178,7 @@ def test_a_step_submits_as_many_steps_worth_as_it_is_to_run_ahead(level: int, su
         pytest.param({}, True, id="on-policy"),
         pytest.param({"max_staleness": 4}, True, id="engines may have ended what was drawn ahead"),
         pytest.param({"test_freq": 5}, False, id="a validation comes between"),
+        pytest.param({"test_freq": 5, "validation": object()}, True, id="a validation begins beside training"),
         pytest.param({"test_freq": 4}, True, id="one came before"),
         pytest.param({"total_training_steps": 5}, False, id="the last step"),
         pytest.param({"steps_per_epoch": 5, "total_epochs": 1}, False, id="the last epoch ends"),
@@ -190,7 +191,7 @@ def test_a_step_s_prompts_are_submitted_before_the_bookkeeping_of_the_last_one(
     changed: dict[str, Any], early: bool
 ) -> None:
     given = {"max_staleness": 0, "test_freq": -1, "total_training_steps": 9, "steps_per_epoch": 100, "total_epochs": 1}
-    given |= {"profiled": None, "manager": OUR_MANAGER} | changed
+    given |= {"profiled": None, "manager": OUR_MANAGER, "validation": None} | changed
     trainer, submitted = trainer_of(), list[int]()
     trainer.config = OmegaConf.create(
         {
@@ -200,7 +201,7 @@ def test_a_step_s_prompts_are_submitted_before_the_bookkeeping_of_the_last_one(
         }
     )
     trainer.total_training_steps, trainer.steps_per_epoch = given["total_training_steps"], given["steps_per_epoch"]
-    trainer.agent_loop_manager = given["manager"]
+    trainer.agent_loop_manager, trainer.validation = given["manager"], given["validation"]
 
     def begin_step() -> dict[str, Any]:
         submitted.append(trainer.global_steps)
