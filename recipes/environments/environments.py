@@ -69,9 +69,10 @@ async def gymnasium(task: Mapping[str, Any], endpoint: Any) -> float:
 
     name, options = os.environ["GYM_ENV"], json.loads(os.environ.get("GYM_KWARGS", "{}"))
     with of_tool():
-        texts = "ansi" in gym.make(name, **options).metadata.get("render_modes", [])
+        asked = gym.make(name, **options)
+        texts = "ansi" in asked.metadata.get("render_modes", [])
+        asked.close()
         environment = gym.make(name, **({"render_mode": "ansi"} if texts else {}), **options)
-        seen, _ = environment.reset(seed=task["extra_info"]["index"])
     space = environment.action_space
 
     def action_of(text: str) -> Any:
@@ -83,7 +84,7 @@ async def gymnasium(task: Mapping[str, Any], endpoint: Any) -> float:
     async def step(text: str) -> tuple[str, float, bool]:
         try:
             known = space.contains(action := action_of(text))
-        except (ValueError, OverflowError):
+        except (ValueError, OverflowError, RecursionError):
             known = False
         if not known:
             raise NoActionError(f"This is no action of {space}.")
@@ -91,6 +92,8 @@ async def gymnasium(task: Mapping[str, Any], endpoint: Any) -> float:
         return environment.render() if texts else str(seen), float(reward), terminated or truncated
 
     try:
+        with of_tool():
+            seen, _ = environment.reset(seed=task["extra_info"]["index"])
         return await play(endpoint, environment.render() if texts else str(seen), step)
     finally:
         environment.close()
@@ -107,9 +110,12 @@ async def openenv(task: Mapping[str, Any], endpoint: Any) -> float:
         try:
             if not isinstance(action := {field: text} if field else json.loads(text), dict):
                 raise ValueError(f"{action} is no object")
+        except (ValueError, RecursionError) as error:
+            raise NoActionError(f"This is no action: {error}") from error
+        try:
             result = await client.step(action)
-        except (ValueError, RuntimeError) as error:  # the server says so of an action that it does not take
-            if isinstance(error, RuntimeError) and "VALIDATION_ERROR" not in str(error):
+        except RuntimeError as error:  # the server says so of an action that it does not take
+            if "VALIDATION_ERROR" not in str(error):
                 raise
             raise NoActionError(f"This is no action: {error}") from error
         return json.dumps(result.observation), float(result.reward or 0.0), result.done

@@ -1,6 +1,6 @@
 #!/bin/sh
 # Run a command in a root of its own, which has the system's programs, the paths SEEN and the folders in OWN, as USER.
-#   unshare --mount enter.sh OWN SEEN USER WORKDIR COMMAND...     SEEN is split at colons
+#   unshare --mount --pid --fork enter.sh OWN SEEN USER WORKDIR COMMAND...     SEEN is split at colons
 # 125, as of `docker run`: the sandbox could not be made.
 OWN="$1" SEEN="$2" USER_ID="$3" WORKDIR="$4"
 shift 4
@@ -19,9 +19,10 @@ for path in "$OWN"/*; do
   chown -R "$USER_ID:$USER_ID" "$path" || failed "$path"
   mkdir "$ROOT/${path##*/}" && mount --bind "$path" "$ROOT/${path##*/}" || failed "$path"
 done
-for path in /usr /bin /sbin /lib /lib32 /lib64 /libx32 /etc /dev /proc; do
+for path in /usr /bin /sbin /lib /lib32 /lib64 /libx32 /etc /dev; do
   if [ -L "$path" ]; then cp -P "$path" "$ROOT"; elif [ -e "$path" ]; then show "$path"; fi
 done
+mkdir "$ROOT/proc" && mount -t proc proc "$ROOT/proc" || failed "/proc"
 mount -t tmpfs -o mode=1777 sandbox "$ROOT/dev/shm" || failed "/dev/shm"
 IFS=:
 for path in $SEEN; do show "$path"; done

@@ -33,6 +33,7 @@ HERE = Path(__file__).resolve().parent
 SYSTEM = {"bin", "dev", "etc", "lib", "lib32", "lib64", "libx32", "proc", "sbin", "usr"}  # enter.sh shows them
 USERS, FIRST_USER = 4000, 61184  # users of the agents, of the range that systemd gives to services
 PROCESSES = 512  # of a session, where it has a user of its own
+PROC = ("mount", "-t", "proc", "proc", "/proc")  # what enter.sh needs most
 RUNTIMES = ("HOME", "XDG_RUNTIME_DIR", "DOCKER_HOST", "DOCKER_CONTEXT", "CONTAINER_HOST")  # by which theirs is found
 users = itertools.count(os.getpid() * 64)
 
@@ -53,7 +54,7 @@ class Inside(AgentCommand):
 def kind() -> str:
     """What runs the sandboxes here; raises ConfigError if nothing does."""
     asked = os.environ.get("SANDBOX") or None
-    tests = {"docker": ["docker", "info"], "podman": ["podman", "info"], "plain": [*unshare(), "true"]}
+    tests = {"docker": ["docker", "info"], "podman": ["podman", "info"], "plain": [*unshare(), *PROC]}
     if asked not in (None, *tests):
         raise ConfigError("SANDBOX", asked, "is no sandbox", f"Name one of {', '.join(tests)}")
     for name in tests if asked is None else [asked]:
@@ -63,7 +64,9 @@ def kind() -> str:
 
 
 def unshare() -> list[str]:
-    return ["unshare", *(["--user", "--map-root-user"] if os.geteuid() else []), "--mount"]
+    """A command ends with all processes that it left: they are in a namespace of which it is the first."""
+    own = ["--user", "--map-root-user"] if os.geteuid() else []
+    return ["unshare", *own, "--mount", "--pid", "--fork", "--kill-child"]
 
 
 def limits() -> CommandLimits:
@@ -146,7 +149,10 @@ class Plain:
         def add() -> None:
             for name in ("tests", "logs/verifier"):
                 path = self.own / name
-                path.unlink() if path.is_symlink() else shutil.rmtree(path, ignore_errors=True)
+                if path.is_symlink() or not path.is_dir():
+                    path.unlink(missing_ok=True)
+                else:
+                    shutil.rmtree(path)
             shutil.copytree(self.task.folder / "tests", self.own / "tests")
             (self.own / "tests/test.sh").chmod(0o755)
             (self.own / "logs/verifier").mkdir(parents=True)

@@ -59,10 +59,19 @@ async def run(row: Mapping[str, Any], endpoint: Endpoint, limit_s: float, paused
         return AgentOutcome(AgentStatus.TOOL_FAILED, error=f"{type(error).__name__}: {error}")
     if ended.status in ENDED:
         return replace(ended, status=AgentStatus.FINISHED, error="", reward=reward, reward_info=more)
-    async with httpx.AsyncClient(trust_env=False) as client:  # counts if the gateway's limits or `on_timeout` say so
+    try:
+        await post(endpoint, reward)
+    except httpx.HTTPError as error:  # 409: the agent, which has the session's key, gave it a reward of its own
+        return AgentOutcome(AgentStatus.TOOL_FAILED, error=f"the verdict was not taken: {error}")
+    return ended
+
+
+async def post(endpoint: Endpoint, reward: float) -> None:
+    """Gives the session its reward, which counts if the gateway's limits or `on_timeout` say so."""
+    transport = httpx.AsyncHTTPTransport(retries=5)  # a data plane may be started again meanwhile
+    async with httpx.AsyncClient(trust_env=False, transport=transport, timeout=60) as client:
         key = {"Authorization": f"Bearer {endpoint.session_key}"}
         (await client.post(endpoint.reward_url, json={"reward": reward}, headers=key)).raise_for_status()
-    return ended
 
 
 async def verdict(task: HarborTask, sandbox: Plain | Container) -> tuple[float, dict[str, Any]]:

@@ -55,6 +55,7 @@ from seamless_verl.journal import (
 from seamless_verl.journal.reader import read_closed_session
 from seamless_verl.journal.stored import rebuild_record
 from seamless_verl.rollout.call import Calls
+from seamless_verl.runtime.process import BackgroundTask
 from seamless_verl.trajectory.account import DropReason
 from seamless_verl.trajectory.records import Finish
 from seamless_verl.trajectory.session import Closed, SessionRecord
@@ -66,6 +67,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 TRACED = {"OTEL_TRACES_EXPORTER", "OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"}
 """Variables of OpenTelemetry, one of which asks for traces."""
+EXPORT_S = 5.0  # for the last traces, at the end
 LOCKED_S, RETRY_S = 10.0, 0.05  # an earlier process that was just killed may hold the journal's lock for so long
 
 
@@ -197,7 +199,9 @@ class Sessions:
         self.journal.close()
         await self.retention.end()
         if self.traces is not None:
-            await asyncio.to_thread(self.traces.close)
+            closing = BackgroundTask("traces", self.traces.close)
+            if not (await asyncio.wait([asyncio.wrap_future(closing.future)], timeout=EXPORT_S))[0]:
+                logger.warning("the receiver of traces did not take the last ones in %g s", EXPORT_S)
 
     def _session_closed(self, session_id: str) -> None:
         """Of the gateway's recorder. A session that was opened over HTTP has no agent loop that would close it here."""

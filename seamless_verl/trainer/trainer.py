@@ -246,6 +246,8 @@ class SeamlessTrainer(PPOTrainer):  # type: ignore[misc]
         """Beside training it only begins, before the last step; with the metrics of an earlier one that still ran."""
         earlier = {} if self.validation is None else self.validation.end()
         if self.validation is not None and self.global_steps < self.total_training_steps:
+            if not isinstance(self.agent_loop_manager, SeamlessAgentLoopManager):
+                self.commit.wait(Reach.COMMITTED)
             self.validation.begin(self.global_steps, super()._validate)
             return earlier
         self.enter_stage(f"validating, step {self.global_steps}")
@@ -255,6 +257,16 @@ class SeamlessTrainer(PPOTrainer):  # type: ignore[misc]
         self.enter_stage(f"validated, step {self.global_steps}")
         self.curve.add(self.global_steps, metrics)
         return metrics
+
+    def _dump_generations(self, *args: Any, **kwargs: Any) -> None:
+        """verl's; of a validation beside training under its step, where verl takes the present one."""
+        now = self.global_steps
+        if self.validation is not None and self.validation.works:
+            self.global_steps = self.validation.step
+        try:
+            super()._dump_generations(*args, **kwargs)
+        finally:
+            self.global_steps = now
 
     def _val_metrics_update(
         self,
@@ -482,11 +494,12 @@ class SeamlessTrainer(PPOTrainer):  # type: ignore[misc]
             metrics = self.commit.begin(self.global_steps)
             self.lending.on_committed()
         self.failure_shares.step_ended(metrics)
-        metrics |= {} if self.validation is None else self.validation.take()
         self._ask_engine()
         metrics |= compared
         metrics |= self.feed.tail.metrics() if self.feed.tail.extra else {}
         metrics |= self.replay_buffer.carried_over(self.global_steps)
+        if self.validation is not None and self.global_steps < self.total_training_steps:  # then another one's follow
+            metrics |= self.validation.take()
         metrics |= {} if self.sampled is None else self.sampled.sampling.metrics()
         self._begin_next_step()
         metrics |= self.device_time.close(f"step {self.global_steps}")

@@ -27,7 +27,7 @@ class InTurns(Generic[T]):
     """Work that runs in a thread while its owner waits in `proceed`, until it pauses or ends."""
 
     def __init__(self, name: str, work: Callable[[], T]) -> None:
-        self.ended = False
+        self.ended = self.works = False  # whether it is the work's turn
         self._turn, self._back = threading.Semaphore(0), threading.Semaphore(0)
         self._task = BackgroundTask(name, partial(self._run, work))
 
@@ -41,8 +41,10 @@ class InTurns(Generic[T]):
 
     def proceed(self) -> None:
         """The owner's: returns when it is its turn again."""
+        self.works = True
         self._turn.release()
         self._back.acquire()
+        self.works = False
 
     def pause(self) -> None:
         """The work's: returns when it is its turn again."""
@@ -66,6 +68,11 @@ class ValidationBeside:
     step: int = 0
     lacking: int = 0
     running: InTurns[dict[str, float]] | None = None
+
+    @property
+    def works(self) -> bool:
+        """Whether it is the validation's turn."""
+        return self.running is not None and self.running.works
 
     def begin(self, step: int, validate: Callable[[], dict[str, float]]) -> None:
         """Submits the prompts of verl's `validate` of the weights after `step`; none runs."""

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
+import psutil
 import pytest
 from support.paths import RECIPES
 from support.recipes import load, train
@@ -100,6 +101,28 @@ async def test_the_agent_has_the_instruction_and_the_session_and_no_tests(monkey
     assert "test.sh" not in ended.output and "42" not in ended.output.splitlines()
     if os.geteuid() == 0:
         assert ended.output.count("Permission denied") >= 2, ended.output
+
+
+async def test_no_process_of_an_agent_outlives_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not one without its variables, session and parent either, which would write a verdict of its own."""
+    cheat = "while :; do echo 1 >/logs/verifier/reward.txt; sleep 0.01; done"
+    left = f"/usr/bin/env -i /usr/bin/setsid /bin/sh -c '{cheat}' >/dev/null 2>&1 & sleep 0.3"
+    ended = await tried(RECIPE / "tasks" / "greeting", left, monkeypatch)
+    alive = [one for one in psutil.process_iter(["cmdline"]) if cheat in " ".join(one.info["cmdline"] or [])]
+    for one in alive:
+        one.kill()
+    assert (ended.status, ended.reward, alive) == (AgentStatus.FINISHED, 0.0, [])
+
+
+async def test_an_agent_cannot_hinder_its_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended = await tried(RECIPE / "tasks" / "greeting", "rm -r /logs/verifier; echo 1 >/logs/verifier", monkeypatch)
+    assert (ended.status, ended.reward) == (AgentStatus.FINISHED, 0.0), ended
+
+
+async def test_a_verdict_that_the_gateway_does_not_take_is_no_reward(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where the agent has posted one: here nobody listens."""
+    ended = await tried(RECIPE / "tasks" / "greeting", "exit 3", monkeypatch)
+    assert ended.status is AgentStatus.TOOL_FAILED and "the verdict was not taken" in ended.error
 
 
 async def test_an_agent_out_of_time_is_judged_by_what_it_left(

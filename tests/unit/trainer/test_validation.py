@@ -51,6 +51,7 @@ class Run:
             self.turns.append("validation")
             self.submitted += number
             self.buffer.sample(number)
+            assert self.validation.works
             self.turns.append("validation")
         return {"val-core/reward": 0.5}
 
@@ -88,7 +89,7 @@ def test_what_work_raises_its_owner_hears() -> None:
 def test_it_is_taken_once_its_groups_have_ended() -> None:
     run = Run([4], arrive=[3, 1])
     run.validation.begin(6, run.validate)
-    assert run.submitted == 4 and run.validation.take() == {}
+    assert run.submitted == 4 and run.validation.take() == {} and not run.validation.works
     run.buffer.outstanding()
     assert run.validation.take() == {} and run.curve == {}, "one group is missing"
     run.buffer.outstanding()
