@@ -37,6 +37,7 @@ from seamless_verl.data_plane.finished_sessions import (
 from seamless_verl.data_plane.lost_sessions import LostSessions
 from seamless_verl.data_plane.restart import held_sockets
 from seamless_verl.data_plane.settings import SessionSettings
+from seamless_verl.data_plane.traces import SessionTraces, exporter_of
 from seamless_verl.errors import ConfigError, JournalOrderError
 from seamless_verl.gateway.api_errors import ApiError
 from seamless_verl.gateway.calls import INTERRUPTED
@@ -55,19 +56,14 @@ from seamless_verl.journal import (
 from seamless_verl.journal.reader import read_closed_session
 from seamless_verl.journal.stored import rebuild_record
 from seamless_verl.rollout.call import Calls
-from seamless_verl.runtime.process import BackgroundTask
 from seamless_verl.trajectory.account import DropReason
 from seamless_verl.trajectory.records import Finish
 from seamless_verl.trajectory.session import Closed, SessionRecord
 
 if TYPE_CHECKING:
-    from seamless_verl.data_plane.traces import SessionTraces
     from seamless_verl.gateway.middleware import OnOutsideRefusal, ServeRunner
 
 logger = logging.getLogger(__name__)
-TRACED = {"OTEL_TRACES_EXPORTER", "OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"}
-"""Variables of OpenTelemetry, one of which asks for traces."""
-EXPORT_S = 5.0  # for the last traces, at the end
 LOCKED_S, RETRY_S = 10.0, 0.05  # an earlier process that was just killed may hold the journal's lock for so long
 
 
@@ -85,9 +81,8 @@ class Sessions:
         self.discards: set[asyncio.Task[None]] = set()  # of sessions that nobody trains
         self.earlier: EarlierSessions
         self.lost: LostSessions
-        self.traces = traces_of(os.environ)
-        if self.traces is not None:
-            calls.on_ended = self.traces.call_ended
+        self.traces = SessionTraces(exporter_of(os.environ))
+        calls.on_ended = self.traces.call_ended
 
     async def read_journal(self) -> Sequence[StoredSession]:
         """Opens the journal; returns the sessions that an earlier process left open."""
@@ -198,10 +193,7 @@ class Sessions:
         await asyncio.gather(*self.discards)
         self.journal.close()
         await self.retention.end()
-        if self.traces is not None:
-            closing = BackgroundTask("traces", self.traces.close)
-            if not (await asyncio.wait([asyncio.wrap_future(closing.future)], timeout=EXPORT_S))[0]:
-                logger.warning("the receiver of traces did not take the last ones in %g s", EXPORT_S)
+        await self.traces.close()
 
     def _session_closed(self, session_id: str) -> None:
         """Of the gateway's recorder. A session that was opened over HTTP has no agent loop that would close it here."""
@@ -236,8 +228,7 @@ class Sessions:
         ended = HandedOver(record.session_id, time.time(), note)
         await self.journal.append(self.accounts.begun(record.session_id), ended)
         self.accounts.dropped(record, dropped)
-        if self.traces is not None:
-            self.traces.acknowledged(record.session_id, False, NO_NOTE, time.time())
+        self.traces.acknowledged(record.session_id, False, NO_NOTE, time.time())
 
     def lose(self, session_id: str, newest: int | None = None) -> None:
         """The agent of an open session is gone, and begins again in another one, which may repeat its calls."""
@@ -256,8 +247,7 @@ class Sessions:
             session = self.gateway.table.get(opened["session_id"])
             session.recorded_calls = recorded_calls
             self.closed[opened["session_id"]] = asyncio.Event()
-            if self.traces is not None:
-                self.traces.opened(opened["session_id"], str(body["uid"]), session.opened_at)
+            self.traces.opened(opened["session_id"], str(body["uid"]), session.opened_at)
             self.calls.group_began(str(body["uid"]))
             return opened
 
@@ -330,8 +320,7 @@ class Sessions:
         self.finishing.add(session_id)
         self.forget_finished()
         record = self.recorder.take(session_id)
-        if self.traces is not None:
-            self.traces.closed(session_id, str(record.closed))
+        self.traces.closed(session_id, str(record.closed))
         return record
 
     async def acknowledge(self, session_id: str, kept: bool, note: HandedNote = NO_NOTE) -> None:
@@ -349,8 +338,7 @@ class Sessions:
                     await self.earlier.drop(session_id, note.reason)
             self.earlier.acknowledged(session_id, kept)
             self.accounts.acknowledged(session_id, kept, note)
-            if self.traces is not None:
-                self.traces.acknowledged(session_id, kept, note, time.time())
+            self.traces.acknowledged(session_id, kept, note, time.time())
 
     async def record_groups(self, groups: Sequence[GroupDecided]) -> None:
         """What became of groups: into the journal, and the tokens of those that were dropped into the account."""
@@ -363,8 +351,7 @@ class Sessions:
         await self._end_orphans(decided)
         self.lost.forget(uids)
         self.accounts.decided(groups)
-        if self.traces is not None:
-            self.traces.decided(groups, time.time())
+        self.traces.decided(groups, time.time())
 
     async def _end_left(self, outcomes: Mapping[str, GroupOutcome]) -> None:
         """Drops sessions of groups that were decided whose loops are gone, and that no other has taken up."""
@@ -391,13 +378,3 @@ class Sessions:
         self.retention.check()
         tokens, own = self.accounts.checked_metrics(), self.lost.metrics() | self.retention.metrics()
         return tokens | self.gateway.metrics() | self.earlier.metrics() | own
-
-
-def traces_of(environment: Mapping[str, str]) -> SessionTraces | None:
-    """What makes the traces of sessions; None where no variable of OpenTelemetry asks for them."""
-    if not any(map(environment.get, TRACED)):
-        return None
-    from seamless_verl.data_plane.traces import SessionTraces, exporter_of  # few runs need OpenTelemetry's SDK
-
-    exporter = exporter_of(environment)
-    return None if exporter is None else SessionTraces(exporter)

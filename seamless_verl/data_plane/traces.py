@@ -17,6 +17,8 @@ that an earlier process of the data plane had open, or that no agent loop opened
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -32,20 +34,23 @@ from seamless_verl.data_plane.finished_sessions import HandedNote
 from seamless_verl.errors import ConfigError
 from seamless_verl.journal import GroupDecided, GroupOutcome
 from seamless_verl.rollout.call import CallTimes
+from seamless_verl.runtime.process import BackgroundTask
 
+logger = logging.getLogger(__name__)
 EXPORTER, PROTOCOL, GROUP = "OTEL_TRACES_EXPORTER", "OTEL_EXPORTER_OTLP_PROTOCOL", "opentelemetry_traces_exporter"
 PROTOCOL_OF_TRACES = "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL"
 OTLP = {"grpc": "otlp_proto_grpc", "http/protobuf": "otlp_proto_http"}
+ASKS = (EXPORTER, "OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")  # one of them, for traces
 DROPPED = "dropped"
+EXPORT_S = 5.0  # for the last traces, at the end
 
 
 def exporter_of(environment: Mapping[str, str]) -> SpanExporter | None:
-    """The exporter that the variables name, OTLP's by default, over HTTP unless they say otherwise; None for `none`.
-
-    Raises ConfigError for one that is not installed.
+    """The exporter that the variables name, OTLP's by default, over HTTP unless they say otherwise; None where none of
+    them asks for traces, or for `none`. Raises ConfigError for one that is not installed.
     """
     name = environment.get(EXPORTER) or "otlp"
-    if name == "none":
+    if name == "none" or not any(map(environment.get, ASKS)):
         return None
     protocol = environment.get(PROTOCOL_OF_TRACES) or environment.get(PROTOCOL) or "http/protobuf"
     found = entry_points(group=GROUP)
@@ -80,18 +85,21 @@ def gaps(calls: Sequence[CallTimes]) -> Iterator[tuple[float, float]]:
 
 
 class SessionTraces:
-    """Owned state: the sessions that are neither trained nor dropped, and those of each prompt that wait for it."""
+    """Without an exporter it does nothing. Owned state: the sessions that are neither trained nor dropped, and those of
+    each prompt that wait for it."""
 
-    def __init__(self, exporter: SpanExporter) -> None:
-        self.provider = TracerProvider()
-        self.provider.add_span_processor(BatchSpanProcessor(exporter))
-        self._tracer = self.provider.get_tracer("seamless_verl")
+    def __init__(self, exporter: SpanExporter | None) -> None:
+        self.provider = None if exporter is None else TracerProvider(shutdown_on_exit=False)
+        if self.provider is not None and exporter is not None:
+            self.provider.add_span_processor(BatchSpanProcessor(exporter))
+            self._tracer = self.provider.get_tracer("seamless_verl")
         self._agents = TraceContextTextMapPropagator()
         self._sessions: dict[str, TracedSession] = {}
         self._waiting = defaultdict[str, list[str]](list)
 
     def opened(self, session_id: str, uid: str, at: float) -> None:
-        self._sessions[session_id] = TracedSession(uid, at)
+        if self.provider is not None:
+            self._sessions[session_id] = TracedSession(uid, at)
 
     def call_ended(self, call: CallTimes) -> None:
         if (session := self._sessions.get(call.key)) is not None:
@@ -118,9 +126,16 @@ class SessionTraces:
                 trained = (group.taken, group.step) if group.outcome is GroupOutcome.TRAINED else None
                 self._export(session_id, at, str(group.outcome), trained)
 
-    def close(self) -> None:
-        """Exports what waits to be exported, for which it may take some seconds."""
-        self.provider.shutdown()
+    async def close(self) -> None:
+        """Exports what waits to be exported, as far as the receiver takes it within EXPORT_S."""
+        if self.provider is None:
+            return
+        closing = asyncio.wrap_future(BackgroundTask("traces", self.provider.shutdown).future)
+        try:
+            async with asyncio.timeout(EXPORT_S):
+                await asyncio.shield(closing)
+        except TimeoutError:
+            logger.warning("the receiver of traces did not take the last ones in %g s", EXPORT_S)
 
     def _export(self, session_id: str, end: float, outcome: str, trained: tuple[float, int] | None = None) -> None:
         if (session := self._sessions.pop(session_id, None)) is None:  # what is said again changes nothing

@@ -88,15 +88,15 @@ class ResidentAdapter:
             if in_any_layer(module) not in known and not in_any_layer(module).startswith(packed)
         ]
 
-    def slices(self, version: int | None = None) -> Iterator[AdapterSlice]:
-        """What its buffers should have, with the zeros beside it; of a version those of some modules, of all within
-        EVERY versions. Raises LookupError where it is in no slot."""
+    def slices(self, load: int | None = None) -> Iterator[AdapterSlice]:
+        """What its buffers should have, with the zeros beside it; after the load of this number those of some modules,
+        of all within EVERY loads. Raises LookupError where it is in no slot."""
         ids = self.manager.lora_index_to_id
         if VLLM_LORA_INT_ID not in ids:
             raise LookupError("the engine has no adapter")
         slot = ids.index(VLLM_LORA_INT_ID)
         for i, (name, module) in enumerate(self.manager.modules.items()):
-            if self._is_sealed(name, module) and (version is None or (i + version) % EVERY == 0):
+            if self._is_sealed(name, module) and (load is None or (i + load) % EVERY == 0):
                 for is_a, buffers in ((True, module.lora_a_stacked), (False, module.lora_b_stacked)):
                     yield from self._slices_of(name, module, is_a, [buffer[slot, 0] for buffer in buffers])
 

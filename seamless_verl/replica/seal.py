@@ -51,7 +51,8 @@ class FinalStep:
 
 class ResidentSeal:
     """Compares one worker's parameters after each load. Owned state: the plan's final steps, the version that fitted
-    last, whether the memory was away since, and digests of weights that stay while other memory is away."""
+    last, whether the memory was away since, how many loads fitted, and digests of weights that stay while other memory
+    is away."""
 
     def __init__(self, shard: int) -> None:
         self.shard = shard
@@ -61,6 +62,7 @@ class ResidentSeal:
         self.packed: set[int] | None = None  # places in `steps`; None until a load has shown it
         self.names_packed: set[str] | None = None  # of any plan
         self.fitted: int | None = None
+        self.loads = 0  # not versions, of which a replica may leave some out
         self.away = False
         self.remembered: list[tuple[str, torch.Tensor, int]] = []
         self._digests: list[int] = []
@@ -133,7 +135,7 @@ class ResidentSeal:
         is_whole = staged.seal.full or self.fitted is None or self.away
         draw = None if is_whole else random.Random(staged.version)
         try:
-            slices = list(adapter.slices(None if is_whole else staged.version))
+            slices = list(adapter.slices(None if is_whole else self.loads))
         except LookupError as error:
             raise self.error(staged.version, ["the adapter"], str(error)) from error
         pairs = (
@@ -149,6 +151,7 @@ class ResidentSeal:
 
     def _fits(self, staged: StagedWeights) -> None:
         self.fitted, self.away, self.remembered, self._digests = staged.version, False, [], []
+        self.loads += 1
 
     def remember(self, models: Sequence[torch.nn.Module]) -> None:
         """Makes digests of a drawn block of each parameter and buffer; only once a sealed version was loaded."""
@@ -182,7 +185,7 @@ class ResidentSeal:
         assert staged.seal is not None
         draw = None if staged.seal.full or self.packed is None else random.Random(staged.version)
         if draw is not None and not self.away:
-            places = [i for i in places if (i + staged.version) % EVERY == 0]
+            places = [i for i in places if (i + self.loads) % EVERY == 0]
         if places:
             self._compare_at(places, staged, weights, draw)
 

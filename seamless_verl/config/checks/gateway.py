@@ -55,13 +55,13 @@ def check_port(settings: Settings) -> list[Problem]:
     if joins_cluster(settings):
         return []
     for port in range(gateway.port, last + 1):
-        if why := _not_free(port):
+        if why := listen_error(port):
             which = "" if port == gateway.port else f"needs {port} too, which "
             return [Problem(PORT, gateway.port, f"{which}cannot be listened to: {why}", way_out)]
     return []
 
 
-def _not_free(port: int) -> str | None:
+def listen_error(port: int) -> str | None:
     """Why nothing can listen at this port of all addresses; None where it can."""
     try:
         socket.create_server(("", port)).close()
@@ -211,7 +211,7 @@ def check_metrics_port(settings: Settings) -> list[Problem]:
     way_out = f"Set {METRICS} to another one, or to 0 for any that is free"
     if port and gateway.enabled and port in range(gateway.port, gateway.port + gateway.shards):
         return [Problem(METRICS, port, "is a port of the gateway", way_out)]
-    if settings.host.elsewhere or joins_cluster(settings) or (why := _not_free(port)) is None:
+    if settings.host.elsewhere or joins_cluster(settings) or (why := listen_error(port)) is None:
         return []
     return [Problem(METRICS, port, f"cannot be listened to: {why}", way_out)]
 

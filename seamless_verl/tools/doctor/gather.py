@@ -22,6 +22,7 @@ from typing import Any
 
 import psutil
 
+from seamless_verl.config.checks.gateway import listen_error
 from seamless_verl.config.checks.hosts import VERIFIED_CPU, VERIFIED_CUDA, Verified, installed
 from seamless_verl.config.paths import existing_folder, looking_at, write_error
 from seamless_verl.config.schema import usable_cores
@@ -95,7 +96,7 @@ def gather(folder: Path, ports: Sequence[int] = (), environ: Mapping[str, str] =
         loopback_connects=_connects("127.0.0.1"),
         connects=_connects(address),
         ephemeral=(ephemeral[0], ephemeral[1]) if len(ephemeral) == 2 else None,
-        ports={port: _listen_error(port) for port in ports},
+        ports={port: listen_error(port) for port in ports},
         **_ray(environ),
     )
 
@@ -193,14 +194,6 @@ def _connects(address: str) -> bool:
             return _listens(f"{address}:{server.getsockname()[1]}")
     except OSError:
         return False
-
-
-def _listen_error(port: int) -> str | None:
-    try:
-        socket.create_server(("", port)).close()
-    except OSError as error:
-        return error.strerror or str(error)
-    return None
 
 
 def _listens(address: str) -> bool:

@@ -7,13 +7,13 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from seamless_verl.data_plane.finished_sessions import HandedNote
-from seamless_verl.data_plane.sessions import traces_of
 from seamless_verl.data_plane.traces import SessionTraces, exporter_of, gaps
 from seamless_verl.errors import ConfigError
 from seamless_verl.journal import GroupDecided, GroupOutcome
 from seamless_verl.rollout.call import AttemptTimes, CallTimes
 
 AGENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+ASKED = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://localhost:4318"}
 OTHER = "00-1af7651916cd43dd8448eb211c80319c-c7ad6b7169203331-01"
 
 
@@ -112,9 +112,9 @@ def test_a_gap_is_where_no_call_runs() -> None:
 
 
 def test_the_variables_of_opentelemetry_choose() -> None:
-    assert traces_of({}) is None and traces_of({"OTEL_TRACES_EXPORTER": "none"}) is None
+    assert exporter_of({}) is None and exporter_of({"OTEL_TRACES_EXPORTER": "none"}) is None
     assert type(exporter_of({"OTEL_TRACES_EXPORTER": "console"})).__name__ == "ConsoleSpanExporter"
-    http, grpc = exporter_of({}), exporter_of({"OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"})
+    http, grpc = exporter_of(ASKED), exporter_of(ASKED | {"OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"})
     assert http and grpc and ".http." in type(http).__module__ and ".grpc." in type(grpc).__module__
     grpc.shutdown()
     http.shutdown()
@@ -125,4 +125,4 @@ def test_the_variables_of_opentelemetry_choose() -> None:
 )
 def test_an_exporter_that_is_not_there_is_refused_by_name(key: str, value: str) -> None:
     with pytest.raises(ConfigError, match=rf"{key}='{value}'.*none of the exporters.*Set {key}="):
-        exporter_of({key: value})
+        exporter_of(ASKED | {key: value})
