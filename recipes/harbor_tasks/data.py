@@ -15,6 +15,7 @@ from typing import Any
 
 from harbor_task import HarborTask, read_task
 from sandbox import sandbox_of
+from trial import agent_in
 
 from seamless_verl.agents.failures import ToolFailedError
 from seamless_verl.errors import ConfigError, exits_on_config_error
@@ -37,8 +38,8 @@ def tasks_of(folder: Path, limit_s: float) -> list[HarborTask]:
 
 async def make_once(task: HarborTask) -> None:
     try:
-        async with sandbox_of(task):
-            pass
+        async with sandbox_of(task) as sandbox:
+            agent_in(sandbox)
     except ToolFailedError as error:
         reason = f"its environment cannot be made: {error}"
         raise ConfigError("task", str(task.folder), reason, "Correct it, or take it out") from error

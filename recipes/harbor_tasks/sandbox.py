@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 import os
 import shlex
 import shutil
@@ -29,6 +30,7 @@ from seamless_verl.agents.failures import ToolFailedError
 from seamless_verl.agents.limits import CommandLimits
 from seamless_verl.errors import ConfigError
 
+logger = logging.getLogger(__name__)
 HERE = Path(__file__).resolve().parent
 SYSTEM = {"bin", "dev", "etc", "lib", "lib32", "lib64", "libx32", "proc", "sbin", "usr"}  # enter.sh shows them
 USERS, FIRST_USER = 4000, 61184  # users of the agents, of the range that systemd gives to services
@@ -89,7 +91,10 @@ async def sandbox_of(task: HarborTask) -> AsyncIterator[Plain | Container]:
         await container.start()
         yield container
     finally:
-        await asyncio.shield(call(kind(), "rm", "--force", container.name))
+        try:
+            await asyncio.shield(call(kind(), "rm", "--force", container.name))
+        except ToolFailedError as error:  # what the task came to stands
+            logger.warning("%s was not removed: %s", container.name, error)
 
 
 class Plain:

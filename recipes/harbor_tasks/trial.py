@@ -46,8 +46,9 @@ async def run(row: Mapping[str, Any], endpoint: Endpoint, limit_s: float, paused
         task = read_task(Path(row["extra_info"]["folder"]))
         async with sandbox_of(task) as sandbox:
             own_s = min(task.agent_s or limit_s, limit_s - task.verifier_s)
-            command = Inside(AGENT, env=sandbox.env, limits=limits(), sandbox=sandbox).limited(own_s)
-            ended = await run_command(command, {"prompt": task.instruction}, endpoint, paused=paused)
+            ended = await run_command(
+                agent_in(sandbox).limited(own_s), {"prompt": task.instruction}, endpoint, paused=paused
+            )
             if ended.exit_code in NOT_STARTED:
                 return replace(ended, status=AgentStatus.TOOL_FAILED, error=f"no agent: {ended.output[-500:]}")
             if ended.status is AgentStatus.TOOL_FAILED:
@@ -64,6 +65,11 @@ async def run(row: Mapping[str, Any], endpoint: Endpoint, limit_s: float, paused
     except httpx.HTTPError as error:  # 409: the agent, which has the session's key, gave it a reward of its own
         return AgentOutcome(AgentStatus.TOOL_FAILED, error=f"the verdict was not taken: {error}")
     return ended
+
+
+def agent_in(sandbox: Plain | Container) -> Inside:
+    """Raises ConfigError for an AGENT, or variables of a task, that cannot be meant."""
+    return Inside(AGENT, env=sandbox.env, limits=limits(), sandbox=sandbox)
 
 
 async def post(endpoint: Endpoint, reward: float) -> None:
