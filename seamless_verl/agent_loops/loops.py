@@ -121,7 +121,7 @@ class SessionAgentLoop(AgentLoopBase, ABC):  # type: ignore[misc]
             str(kwargs["session_id"]),
             sampling_params=sampling_params,
             max_tokens=self.rollout_config.response_length,
-            validation=(group := GROUP.get(None)) is not None and group.validation,
+            validation=validates(),
         )
         if "global_steps" in kwargs:
             opening["metadata"][STEP] = int(kwargs["global_steps"])
@@ -266,7 +266,8 @@ class RunnerAgentLoop(SessionAgentLoop):
     ) -> tuple[str, AgentOutcome]:
         """Submits the task, and returns what its last runner said; raises AgentFailedError where none could do it."""
         settings = self.settings
-        terms = LeaseTerms(settings.agent, settings.lease_s, settings.claim_s, settings.max_attempts)
+        first = validates() and OmegaConf.select(self.config, "seamless.evaluation") != "beside"
+        terms = LeaseTerms(settings.agent, settings.lease_s, settings.claim_s, settings.max_attempts, first)
         task_id = f"{name}_{uuid.uuid4().hex[:8]}"  # a group that is replaced may have the same name again
         order = TaskOrder(task_id, task, opening, settings.time_limit_s, terms)
         result = await run_task(plane, order, dropped_as)
@@ -276,6 +277,11 @@ class RunnerAgentLoop(SessionAgentLoop):
         status, error = AgentStatus(outcome["status"]), str(outcome["error"])[:ERROR_CHARS]
         ended = AgentOutcome(status, outcome["duration_s"], error=error, reward=outcome["reward"])
         return result.session_id, replace(ended, reward_info=dict(outcome["reward_info"]))
+
+
+def validates() -> bool:
+    """Whether the session that runs here is of a validation."""
+    return (group := GROUP.get(None)) is not None and bool(group.validation)
 
 
 def compares_turns(config: Any) -> bool:

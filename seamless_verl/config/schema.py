@@ -289,7 +289,9 @@ class SeamlessConfig(SettingsNode):
     cpu: CpuConfig = field(default_factory=CpuConfig)
     view: Annotated[Text | None, way_out("Set {key}=127.0.0.1:0, or null")] = None
     """Serve a page that shows the run at this `host:port`; port 0 is any free one. Agents' texts are shown."""
-    metrics_port: Annotated[int, Ge(0), Le(LAST_PORT)] | None = None
+    metrics_port: Annotated[
+        Annotated[int, Ge(0), Le(LAST_PORT)] | None, way_out("Set {key}=9400, 0 for any free port, or null")
+    ] = None
     """Serve metrics for Prometheus at this port of the trainer's node; `0` is any free one, `null` serves none."""
     console: Literal["line", "verl"] = "line"
     """What is printed of a step: a `line`, and at the end a plot of validations, or `verl`'s metrics."""

@@ -50,18 +50,21 @@ LEGAL = {  # from, to
     *((QUEUED, LEASED), (QUEUED, UNCLAIMED), (QUEUED, WITHDRAWN)),
     *((LEASED, DONE), (LEASED, QUEUED), (LEASED, LOST), (LEASED, WITHDRAWN)),
 }
+FIRST = 1 << 40  # places, more than a book ever has
 TERMINAL = frozenset({DONE, LOST, UNCLAIMED, WITHDRAWN})
 
 
 @dataclass(frozen=True)
 class LeaseTerms:
     """How a task may be leased, in seconds: `lease_s` without a sign of life end a lease, `claim_s` in the queue the
-    task (None: it waits for ever). It is tried at most `max_attempts` times. `agent` is what a runner must offer."""
+    task (None: it waits for ever). It is tried at most `max_attempts` times. `agent` is what a runner must offer. What
+    goes `first` is taken before all that does not: training waits for it."""
 
     agent: str
     lease_s: float
     claim_s: float | None
     max_attempts: int
+    first: bool = False
 
 
 @dataclass
@@ -126,7 +129,7 @@ class LeaseBook:
     def __init__(self) -> None:
         self._tasks: dict[str, LeasedTask] = {}
         self._by_lease: dict[str, LeasedTask] = {}
-        self._queued: defaultdict[str, list[tuple[int, str]]] = defaultdict(list)  # heaps of places, by agent
+        self._queued: defaultdict[str, list[tuple[int, str]]] = defaultdict(list)  # heaps of ranks, by agent
         self._deadlines: list[tuple[float, int, LeasedTask]] = []  # a heap; a deadline that is put off keeps its entry
         self._numbers = count()
         self._ended: OrderedDict[str, str] = OrderedDict()  # reasons, by lease
@@ -305,7 +308,8 @@ class LeaseBook:
             self._enqueue(task, now)
 
     def _enqueue(self, task: LeasedTask, now: float) -> None:
-        heapq.heappush(self._queued[task.terms.agent], (task.place, task.task_id))
+        rank = task.place - (FIRST if task.terms.first else 0)
+        heapq.heappush(self._queued[task.terms.agent], (rank, task.task_id))
         if task.terms.claim_s is not None:
             self._set_deadline(task, now + task.terms.claim_s)
 

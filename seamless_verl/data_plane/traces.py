@@ -135,7 +135,7 @@ class SessionTraces:
             async with asyncio.timeout(EXPORT_S):
                 await asyncio.shield(closing)
         except TimeoutError:
-            logger.warning("the receiver of traces did not take the last ones in %g s", EXPORT_S)
+            logger.warning("the last traces were not taken in %g s: see where %s, %s and %s send them", EXPORT_S, *ASKS)
 
     def _export(self, session_id: str, end: float, outcome: str, trained: tuple[float, int] | None = None) -> None:
         if (session := self._sessions.pop(session_id, None)) is None:  # what is said again changes nothing

@@ -204,7 +204,7 @@ def test_tasks_are_refused_before_the_run(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"/usr/src.*this system's"):
         data.tasks_of(tmp_path, 100.0)
     (tmp_path / "greeting" / "environment" / "Dockerfile").write_text("FROM debian\nWORKDIR /app\nENV HOME=/root\n")
-    with pytest.raises(ConfigError, match="HOME.*is set for each session"):
+    with pytest.raises(ConfigError, match=r"HOME.*is set for each session"):
         data.tasks_of(tmp_path, 100.0)
     with pytest.raises(ConfigError, match="Set TIME_LIMIT_S=90"):
         data.tasks_of(tmp_path, 60.0)

@@ -44,10 +44,15 @@ class Runners(RuleBasedStateMachine):
         self.over.add(lease)
         return self.leases.pop(lease)[0]
 
-    @rule(agent=st.sampled_from(AGENTS), claim=st.sampled_from([None, 3.0]), attempts=st.integers(1, 3))
-    def submit(self, agent: str, claim: float | None, attempts: int) -> None:
+    @rule(
+        agent=st.sampled_from(AGENTS),
+        claim=st.sampled_from([None, 3.0]),
+        attempts=st.integers(1, 3),
+        first=st.booleans(),
+    )
+    def submit(self, agent: str, claim: float | None, attempts: int, first: bool) -> None:
         task = self.new_name("task")
-        self.terms[task] = LeaseTerms(agent, 2.0, claim, attempts)
+        self.terms[task] = LeaseTerms(agent, 2.0, claim, attempts, first)
         self.book.submit(task, self.terms[task], self.now)
         self.tries[task] = 0
         with pytest.raises(ValueError, match="is in the book"):
@@ -58,7 +63,8 @@ class Runners(RuleBasedStateMachine):
         task = self.book.next_for(agents)
         queued = [t for t in self.terms if t in self.book and self.book[t].state is QUEUED]
         fits = [t for t in queued if self.terms[t].agent in agents]
-        assert task == (fits[0] if fits else None), "the oldest is first"
+        fits.sort(key=lambda t: not self.terms[t].first)
+        assert task == (fits[0] if fits else None), "the oldest is first, of those that training waits for"
         if task is not None:
             lease = self.new_name("lease")
             self.book.lease(task, lease, "runner", self.now)
