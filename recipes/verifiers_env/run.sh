@@ -7,6 +7,10 @@ VENV="$RECIPE/../../.venv/bin/python"
 PYTHON="${PYTHON:-$([ -x "$VENV" ] && echo "$VENV" || echo python)}"
 export RECIPE PYTHON DATA="${DATA:-$PWD/runs/$(basename "$RECIPE")}"
 export ENVIRONMENT="${ENVIRONMENT:-$RECIPE/environments/sums.toml}"
+[ -f "$ENVIRONMENT" ] || {
+  echo "ENVIRONMENT='$ENVIRONMENT': is no file. Set it to the TOML file of an environment, as those in $RECIPE/environments" >&2
+  exit 2
+}
 MAKE=() && [ -n "${MODEL:-}" ] || MAKE=(--make-model "$DATA/model")
 export MODEL="${MODEL:-$DATA/model}"
 export HF_HUB_OFFLINE="${HF_HUB_OFFLINE:-1}"

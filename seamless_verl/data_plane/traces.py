@@ -22,7 +22,6 @@ import logging
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib.metadata import entry_points
 
 from opentelemetry.context import Context
 from opentelemetry.sdk.trace import TracerProvider
@@ -30,38 +29,21 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
 from opentelemetry.trace import get_current_span, set_span_in_context
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
+from seamless_verl.config.trace_exporter import ASKS, chosen_exporter
 from seamless_verl.data_plane.finished_sessions import HandedNote
-from seamless_verl.errors import ConfigError
 from seamless_verl.journal import GroupDecided, GroupOutcome
 from seamless_verl.rollout.call import CallTimes
 from seamless_verl.runtime.process import BackgroundTask
 
 logger = logging.getLogger(__name__)
-EXPORTER, PROTOCOL, GROUP = "OTEL_TRACES_EXPORTER", "OTEL_EXPORTER_OTLP_PROTOCOL", "opentelemetry_traces_exporter"
-PROTOCOL_OF_TRACES = "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL"
-OTLP = {"grpc": "otlp_proto_grpc", "http/protobuf": "otlp_proto_http"}
-ASKS = (EXPORTER, "OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")  # one of them, for traces
 DROPPED = "dropped"
 EXPORT_S = 5.0  # for the last traces, at the end
 
 
 def exporter_of(environment: Mapping[str, str]) -> SpanExporter | None:
-    """The exporter that the variables name, OTLP's by default, over HTTP unless they say otherwise; None where none of
-    them asks for traces, or for `none`. Raises ConfigError for one that is not installed.
-    """
-    name = environment.get(EXPORTER) or "otlp"
-    if name == "none" or not any(map(environment.get, ASKS)):
-        return None
-    protocol = environment.get(PROTOCOL_OF_TRACES) or environment.get(PROTOCOL) or "http/protobuf"
-    found = entry_points(group=GROUP)
-    chosen = OTLP.get(protocol, protocol) if name == "otlp" else name
-    if chosen not in found.names:
-        key, value, good = (EXPORTER, name, "otlp, console or none")
-        if name == "otlp":
-            key, value, good = (PROTOCOL, protocol, "http/protobuf or grpc")
-        raise ConfigError(key, value, f"is none of the exporters {sorted(found.names)}", f"Set {key}={good}")
-    exporter: SpanExporter = found[chosen].load()()
-    return exporter
+    """The exporter that `chosen_exporter` finds, or None; raises what that raises."""
+    chosen = chosen_exporter(environment)
+    return None if chosen is None else chosen.load()()
 
 
 @dataclass

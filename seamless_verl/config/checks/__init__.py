@@ -54,7 +54,7 @@ CHECKS: tuple[Check, ...] = (
     ),
     *(corrections.check_staleness, gateway.check_gateway, gateway.check_options, gateway.check_port),
     *(gateway.check_shards, gateway.check_public_address, gateway.check_journal, gateway.check_view),
-    gateway.check_metrics_port,
+    *(gateway.check_metrics_port, gateway.check_traces),
     *(
         keys.check_logprobs_mode,
         keys.check_drafts,
@@ -103,6 +103,7 @@ OF_THIS_MACHINE: Mapping[Check, str] = {
     hosts.check_loggers: "the loggers' packages",
     gateway.check_port: "free ports",
     gateway.check_journal: "the journal's file",
+    gateway.check_traces: "the exporters of traces",
     resuming.check_resume: "the checkpoint to resume from",
     files.check_folder: "the checkpoint folder",
 }

@@ -17,6 +17,7 @@ from seamless_verl.config.roles import ENGINE_KWARGS, ROLLOUT_KEY, engines_parse
 from seamless_verl.config.schema import JOURNAL as JOURNAL_NAME
 from seamless_verl.config.schema import LAST_PORT
 from seamless_verl.config.settings import Problem, Settings, check
+from seamless_verl.config.trace_exporter import chosen_exporter
 from seamless_verl.errors import ConfigError, JournalError
 from seamless_verl.journal.reader import check_file
 from seamless_verl.runtime.locks import is_locked, lock_file, missing_locks
@@ -214,6 +215,14 @@ def check_metrics_port(settings: Settings) -> list[Problem]:
     if settings.host.elsewhere or joins_cluster(settings) or (why := listen_error(port)) is None:
         return []
     return [Problem(METRICS, port, f"cannot be listened to: {why}", way_out)]
+
+
+@check
+def check_traces(settings: Settings) -> list[Problem]:
+    """The variables of OpenTelemetry name an exporter that is installed here."""
+    if settings.mode == "seamless":
+        chosen_exporter(os.environ)
+    return []
 
 
 OPTIONS = "seamless.gateway.options"

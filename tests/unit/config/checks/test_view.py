@@ -71,3 +71,11 @@ def test_ports_for_metrics_that_cannot_be(tmp_path: Path, port: str) -> None:
     gateway = ("seamless.gateway.enabled=true", "seamless.gateway.port=8999", "seamless.gateway.shards=2")
     (problem,) = [one for one in refused(tiny_run(tmp_path, f"{METRICS}={port}", *gateway)) if one.key == METRICS]
     assert str(problem.value) == port and "Set " in str(problem)
+
+
+def test_an_exporter_that_is_not_installed_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_TRACES_EXPORTER", "tempo")
+    assert_refused(
+        tiny_run(tmp_path), "OTEL_TRACES_EXPORTER", "tempo", "Set OTEL_TRACES_EXPORTER=otlp, console or none"
+    )
+    assert preflight(tiny_run(tmp_path, "trainer.v1.trainer_mode=sync"), devices=2, accelerator=False) == []
