@@ -4,7 +4,8 @@
 
 `time` is in seconds since 1970, when the step ended. Metrics are what verl's loggers get: numbers, null for one
 that is not finite, text for anything else. A step may have two lines, as with a checkpoint, before which what is known
-is written; read together, the later value of a metric counts.
+is written; read together, the later value of a metric counts. A validation beside training is in the line of the step
+in which it ended, and is read with that whose weights it had.
 
 What commands count in them stands here too: response tokens, and the reward of a validation. verl names a metric of it
 `val-core/<data source>/<variable>/mean@<n>`, n being the samples of a prompt, or `val-aux/...`. `reward` is there for
@@ -34,6 +35,8 @@ TOKENS, RESPONSE, PROMPT = "perf/total_num_tokens", "response_length/mean", "pro
 COUNTED = "response tokens that were trained, tools' answers included and prompts not"
 REWARD = re.compile(r"(?P<section>val[\w-]*)/(?:(?P<source>.+)/)?reward/mean@(?P<samples>\d+)")
 CORE = "val-core"
+VALIDATED = "seamless/validation/step"  # of a validation beside training: the step whose weights it had
+OF_VALIDATION = ("val-", "seamless/validation/")
 
 
 @dataclass(frozen=True)
@@ -80,10 +83,18 @@ def read_steps(lines: Iterable[str]) -> list[StepRow]:
     """The steps of a file's lines in order, each once; a last line that is still being written is left out."""
     found: dict[int, StepRow] = {}
     for values in whole_rows(lines):
-        row = StepRow(values["step"], values["time"], values["metrics"])
-        earlier = found.get(row.step)
-        found[row.step] = row if earlier is None else StepRow(row.step, row.time, {**earlier.metrics, **row.metrics})
+        add_row(found, StepRow(values["step"], values["time"], values["metrics"]))
     return [found[step] for step in sorted(found)]
+
+
+def add_row(found: dict[int, StepRow], row: StepRow) -> None:
+    """Adds a line's metrics to those of its step; those of a validation beside training to the step that it is of."""
+    validated, metrics = row.number(VALIDATED), dict(row.metrics)
+    if validated is not None and (of := found.get(int(validated))) is not None:
+        its = {name: metrics.pop(name) for name in row.metrics if name.startswith(OF_VALIDATION)}
+        found[of.step] = StepRow(of.step, of.time, {**of.metrics, **its})
+    earlier = found.get(row.step)
+    found[row.step] = StepRow(row.step, row.time, metrics if earlier is None else {**earlier.metrics, **metrics})
 
 
 def plain(value: object) -> object:

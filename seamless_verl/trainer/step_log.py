@@ -24,7 +24,7 @@ from typing import Any
 from seamless_verl.platform.adaptation import rebound
 from seamless_verl.runtime.console import show_line
 from seamless_verl.runtime.files import JsonLines
-from seamless_verl.runtime.step_metrics import StepMetrics, response_tokens, validation_reward
+from seamless_verl.runtime.step_metrics import VALIDATED, StepMetrics, response_tokens, validation_reward
 
 CONSOLE = "console"
 REWARD, SECONDS, CHECKPOINT = "critic/score/mean", "perf/time_per_step", "timing_s/save_checkpoint"
@@ -97,7 +97,8 @@ def step_line(step: int, total: int, metrics: Mapping[str, float]) -> str:
     validation, _ = validation_reward(metrics)
     if validation is not None:
         without = f" ({unscored:.0f} samples without a score)" if (unscored := metrics.get(UNSCORED)) else ""
-        parts.append(f"validation {validation:.3f}{without}")
+        of = "" if (earlier := metrics.get(VALIDATED)) is None else f" of step {earlier:.0f}"
+        parts.append(f"validation{of} {validation:.3f}{without}")
     if seconds:
         tokens, measured = response_tokens(metrics), seconds - metrics.get(CHECKPOINT, 0.0)
         parts += [f"{tokens / measured:,.0f} tokens/s"] if tokens and measured > 0 else []

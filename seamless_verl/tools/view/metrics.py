@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from seamless_verl.resources.ledger.activity import DeviceUse
-from seamless_verl.runtime.step_metrics import CORE, FILE, StepRow, read_steps, reward_metrics
+from seamless_verl.runtime.files import whole_rows
+from seamless_verl.runtime.step_metrics import CORE, FILE, StepRow, add_row, reward_metrics
 
 MAX_POINTS = 2000  # steps of a chart
 
@@ -175,12 +176,11 @@ class MetricsReader:
 
     def _add(self, line: bytes) -> None:
         try:
-            (row,) = read_steps([line.decode()])
+            (values,) = whole_rows([line.decode()])
+            row = StepRow(values["step"], values["time"], values["metrics"])
         except (ValueError, LookupError, TypeError):
             return  # of another program, or of a disk that was full
         if type(row.step) is not int or not isinstance(row.time, int | float) or not isinstance(row.metrics, dict):
             return
         self._names.update(numbers_of(row))
-        earlier = self._rows.get(row.step)
-        metrics = row.metrics if earlier is None else {**earlier.metrics, **row.metrics}
-        self._rows[row.step] = StepRow(row.step, row.time, metrics)
+        add_row(self._rows, row)

@@ -11,7 +11,8 @@ import pytest
 from support.job import AGENT, POOL, Job, run
 from support.job_ends import leftovers, stopped
 
-from seamless_verl.trainer.validation import LATER, STEP
+from seamless_verl.runtime.step_metrics import VALIDATED
+from seamless_verl.trainer.validation import LATER
 
 pytestmark = [pytest.mark.integration, pytest.mark.long]
 BESIDE: dict[str, Any] = {
@@ -43,14 +44,14 @@ def test_validations_are_whole_and_of_their_steps(nano: Path, tmp_path: Path) ->
     assert leftovers(resumed) == []
     steps = resumed.metrics()
     validated = [step for step in range(last + 1, total) if step % 2 == 0]
-    taken = {int(metrics[STEP]): step for step, metrics in steps.items() if STEP in metrics}
+    taken = {int(metrics[VALIDATED]): step for step, metrics in steps.items() if VALIDATED in metrics}
     assert validated[0] in taken and taken.keys() <= {*validated}, "what ends with the last step is in the curve alone"
     assert all(step < when <= step + 2 for step, when in taken.items())
     found = curve(tmp_path)
     assert found[0] == 0 and found[-len(validated) - 2 :] == [last, *validated, total]
     for metrics in steps.values():
-        assert (STEP in metrics) <= (0 <= metrics.get(LATER, 0) <= 2)
-        assert (STEP in metrics) <= any(name.startswith("val-core/") for name in metrics)
+        assert (VALIDATED in metrics) <= (0 <= metrics.get(LATER, 0) <= 2)
+        assert (VALIDATED in metrics) <= any(name.startswith("val-core/") for name in metrics)
     final = steps[total]
     dropped = sum(value for name, value in final.items() if name.startswith("tokens/dropped/"))
     assert final["tokens/generated"] == final["tokens/trained"] + dropped

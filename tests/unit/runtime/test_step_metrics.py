@@ -9,7 +9,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from seamless_verl.runtime.step_metrics import StepMetrics, plain, read_steps, reward_metrics, validation_reward
+from seamless_verl.runtime.step_metrics import (
+    VALIDATED,
+    StepMetrics,
+    plain,
+    read_steps,
+    reward_metrics,
+    validation_reward,
+)
 
 
 def test_a_step_is_a_line_with_its_time(tmp_path: Path) -> None:
@@ -59,6 +66,19 @@ def test_two_lines_of_a_step_are_one_step_with_the_later_values() -> None:
     ]
     (row,) = read_steps(lines)
     assert (row.step, row.time, dict(row.metrics)) == (2, 20.0, {"loss": 1.0, "val": 0.2})
+
+
+def test_a_validation_beside_training_is_of_the_step_whose_weights_it_had(tmp_path: Path) -> None:
+    file, name = StepMetrics(tmp_path / "m.jsonl"), "val-core/sums/reward/mean@1"
+    for step in range(4):
+        ended = {name: 0.5, VALIDATED: 1.0} if step == 3 else {}
+        file.add(step, {"x": step, "timing_s/testing": 0.1} | ended)
+    rows = {row.step: dict(row.metrics) for row in file.rows()}
+    assert rows[1] == {"x": 1, "timing_s/testing": 0.1, name: 0.5, VALIDATED: 1.0}
+    assert rows[3] == {"x": 3, "timing_s/testing": 0.1}
+    kept = StepMetrics(tmp_path / "one.jsonl")
+    kept.add(3, {name: 0.5, VALIDATED: 1.0})
+    assert kept.rows()[0].step == 3, "a file without that step keeps it where it is"
 
 
 @pytest.mark.parametrize(

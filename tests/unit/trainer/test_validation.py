@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from seamless_verl.trainer.validation import LATER, STEP, InTurns, ValidationBeside
+from seamless_verl.runtime.step_metrics import VALIDATED
+from seamless_verl.trainer.validation import LATER, InTurns, ValidationBeside
 
 
 class Buffer:
@@ -93,7 +94,7 @@ def test_it_is_taken_once_its_groups_have_ended() -> None:
     run.buffer.outstanding()
     assert run.validation.take() == {} and run.curve == {}, "one group is missing"
     run.buffer.outstanding()
-    assert run.validation.take() == {"val-core/reward": 0.5, STEP: 6.0, LATER: 2.0}
+    assert run.validation.take() == {"val-core/reward": 0.5, VALIDATED: 6.0, LATER: 2.0}
     assert run.curve == {6: {"val-core/reward": 0.5}} and run.validation.take() == {}
     assert run.buffer.before_validated is None, "the next one may be waited for"
 
@@ -102,7 +103,7 @@ def test_an_end_waits_for_it() -> None:
     run = Run([4, 2], arrive=[3])
     assert run.validation.end() == {} and run.stages == []
     run.validation.begin(6, run.validate)
-    assert run.validation.end()[STEP] == 6 and run.stages == ["validating, step 6"]
+    assert run.validation.end()[VALIDATED] == 6 and run.stages == ["validating, step 6"]
     assert run.submitted == 6 and run.waits > 0 and run.validation.end() == {}
 
 
