@@ -15,7 +15,7 @@ from statistics import mean, median, variance
 from typing import Any
 
 from seamless_verl.errors import ConfigError
-from seamless_verl.runtime.step_metrics import RESPONSE, response_tokens, validation_reward
+from seamless_verl.runtime.step_metrics import RESPONSE, StepRow, add_row, response_tokens, validation_reward
 
 STALENESS = "training/off_policy/trajectory_staleness_worst"  # of each sample's oldest tokens
 DROPPED_GROUPS = (
@@ -127,8 +127,11 @@ def step_figures(
     """The steps in order, a validation before the first as step 0; `idle` gives the share between two times."""
     found: list[StepFigures] = []
     before: float | None = None
+    rows = dict[int, StepRow]()
     for logged in steps:
-        step, at, row = int(logged["step"]), float(logged["at"]), logged["data"]
+        add_row(rows, StepRow(int(logged["step"]), float(logged["at"]), logged["data"]))
+    for step in sorted(rows):
+        at, row = rows[step].time, rows[step].metrics
         seconds = None if before is None or step == 0 else at - before
         validation, validation_of = validation_reward(row)
         found.append(
