@@ -111,7 +111,7 @@ class Client:
         sampling: Mapping[str, Any] = {},
         metadata: Mapping[str, Any] = {},
     ) -> OpenedSession:
-        """Opens a session on the prompt `uid`; docs/agents.md has what `limits` and `sampling` take."""
+        """Opens a session on the prompt `uid`; docs/gateway.md has what `limits` and `sampling` take."""
         body = {"uid": uid, "limits": dict(limits), "sampling": dict(sampling), "metadata": dict(metadata)}
         return read_reply(self._http.post("/admin/sessions", json=body), OpenedSession)
 

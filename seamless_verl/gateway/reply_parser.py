@@ -356,5 +356,5 @@ def warn_of_dropped_schemas() -> None:
     """Logs it once in a process: agents send such requests in each turn."""
     logger.warning(
         "the JSON schema of a request's reply is left out where the model may call tools, and vLLM has no grammar for "
-        "both (docs/agents.md); gateway/schemas_dropped counts them"
+        "both (docs/gateway.md); gateway/schemas_dropped counts them"
     )

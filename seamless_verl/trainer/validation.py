@@ -14,12 +14,12 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from seamless_verl.runtime.process import BackgroundTask
-from seamless_verl.runtime.step_metrics import VALIDATED
 
 if TYPE_CHECKING:
     from seamless_verl.trainer.replay_buffer import SeamlessReplayBuffer
 
 T = TypeVar("T")
+STEP = "seamless/validation/step"
 LATER = "seamless/validation/later"
 
 
@@ -99,7 +99,7 @@ class ValidationBeside:
         self.running, self.buffer.before_validated = None, None
         metrics, newest = running.result(), self.buffer.validated
         self.ended(self.step, metrics)
-        return metrics | {VALIDATED: float(self.step)} | ({LATER: fmean(newest) - self.step} if newest else {})
+        return metrics | {STEP: float(self.step)} | ({LATER: fmean(newest) - self.step} if newest else {})
 
     def end(self) -> dict[str, float]:
         """Waits for it, and gives its metrics; {} if none runs."""

@@ -98,7 +98,7 @@ def refusing_run() -> Iterator[str]:
 
 
 def test_a_runner_needs_httpx_msgspec_and_pydantic_alone(tmp_path: Path) -> None:
-    """With what these three need; docs/agents.md says so of the machines of runners."""
+    """With what these three need; docs/runners.md says so of the machines of runners."""
     agent = tmp_path / "agent.py"
     agent.write_text("def run(task, endpoint):\n    return 1.0\n")
     environment = os.environ | {"SEAMLESS_RUNNER_KEY": "mine"}
