@@ -63,6 +63,7 @@ _ANTHROPIC_TYPE = _OPENAI_TYPE | {413: "request_too_large"}
 
 
 OVERFLOW_STATUS, OVERFLOW_CODE = 400, "context_length_exceeded"
+OVERFLOWN = {"/v1/responses": "input", "/v1/completions": "prompt", "/inference/v1/generate": "token_ids"}
 RESPONSES_MESSAGE = "Your input exceeds the context window of this model. Please adjust your input and try again."
 
 
@@ -121,7 +122,7 @@ class Overflow:
 
     def openai_body(self, path: str) -> dict[str, Any]:
         message = RESPONSES_MESSAGE if path == "/v1/responses" else self.message
-        param = {"/v1/responses": "input", "/v1/completions": "prompt"}.get(path, "messages")
+        param = OVERFLOWN.get(path, "messages")
         return {"error": {"message": message, "type": "invalid_request_error", "param": param, "code": OVERFLOW_CODE}}
 
 

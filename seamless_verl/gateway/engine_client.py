@@ -252,7 +252,7 @@ def _session_call(
 def bound_sampling(context: RequestContext, params: SamplingParams) -> SamplingParams:
     """The parameters with those that the session sets, and at most the tokens that it may still generate."""
     session = context.session
-    changes: dict[str, Any] = session.sampling.resolve(context.body)
+    changes: dict[str, Any] = session.sampling.resolve(context.parameters)
     budget = session.call_budget()
     if context.is_retry and budget is not None:
         budget = max(budget, 1)  # the retried call was given its budget before; parameters cannot be 0

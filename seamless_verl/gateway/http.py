@@ -17,6 +17,7 @@ from seamless_verl.errors import shorten
 from seamless_verl.gateway.api_errors import Api, ApiError, ErrorCode
 from seamless_verl.gateway.request_context import digest_of
 from seamless_verl.gateway.request_rules import is_deeper, without_empty
+from seamless_verl.gateway.token_requests import TOKENS_PATH, parameters_of
 
 UNSUPPORTED_PARAMETERS = {
     "use_beam_search": "beam search tries tokens that no reply contains",
@@ -32,7 +33,7 @@ UNSUPPORTED_PARAMETERS = {
 """Parameters that no agent may send, and why. The gateway adds some of them itself."""
 
 RESPONSES_PATH, MESSAGES_PATH = "/v1/responses", "/v1/messages"
-GENERATION_PATHS = frozenset({"/v1/chat/completions", "/v1/completions", RESPONSES_PATH, MESSAGES_PATH})
+GENERATION_PATHS = frozenset({"/v1/chat/completions", "/v1/completions", RESPONSES_PATH, MESSAGES_PATH, TOKENS_PATH})
 ONE_CHOICE_PATHS = frozenset({RESPONSES_PATH, MESSAGES_PATH})  # the real services refuse `n` there
 COUNT_TOKENS_PATH = f"{MESSAGES_PATH}/count_tokens"
 REWARD_PATH = "/v1/session/reward"
@@ -40,7 +41,7 @@ MODELS_PATH = "/v1/models"
 POSTED = (*GENERATION_PATHS, COUNT_TOKENS_PATH, REWARD_PATH)
 METHODS: dict[str, tuple[str, ...]] = dict.fromkeys(POSTED, ("POST",)) | {MODELS_PATH: ("GET",)}
 STORED_METHODS = ("GET", "DELETE")
-WITHOUT_VERSION = frozenset(path.split("/")[2] for path in METHODS)
+WITHOUT_VERSION = frozenset(path.split("/")[2] for path in METHODS if path.startswith("/v1/"))
 """How paths begin that are served without `/v1`, too."""
 
 SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
@@ -190,8 +191,9 @@ def _check_characters(body: Body) -> None:
 
 def digest_request(path: str, body: Mapping[str, Any]) -> str:
     """The request's digest; raises ApiError for a parameter that is not served."""
+    asked = parameters_of(path, body)
     for name, why in UNSUPPORTED_PARAMETERS.items():
-        if body.get(name) not in (None, False):
+        if body.get(name) not in (None, False) or asked.get(name) not in (None, False):
             raise ApiError(ErrorCode.UNSUPPORTED, f"{name} is not served here: {why}. Leave it out", param=name)
     if path in ONE_CHOICE_PATHS and body.get("n") not in (None, 1):
         message = f"Unknown parameter: 'n'. A reply of {path} is one choice; /v1/chat/completions gives several"

@@ -51,10 +51,11 @@ from seamless_verl.gateway.http_responses import (
 )
 from seamless_verl.gateway.images import IMAGE
 from seamless_verl.gateway.request_context import CURRENT, RequestContext
-from seamless_verl.gateway.request_rules import MAX_BODY, RequestRules, adapt, count_calls, media_in
+from seamless_verl.gateway.request_rules import MAX_BODY, Adapted, RequestRules, adapt, count_calls, media_in
 from seamless_verl.gateway.retries import is_retried
 from seamless_verl.gateway.session import Session, hash_key
 from seamless_verl.gateway.sessions import SessionTable
+from seamless_verl.gateway.token_requests import TOKENS_PATH, adapt_tokens, parameters_of
 from seamless_verl.trajectory.session import Closed
 
 logger = logging.getLogger(__name__)
@@ -228,13 +229,18 @@ class SessionMiddleware:
         digest = digest_request(path, body)
         generates, is_response = path in GENERATION_PATHS, path == RESPONSES_PATH
         rules = self._settings.rules
-        calls = count_calls(body, rules) if generates else 0
+        asked = parameters_of(path, body)
+        calls = count_calls(asked, rules) if generates else 0
         # In the body too, not only in the parsed parameters: those of greedy sampling have lost the others.
-        sampling = session.sampling.resolve(body) if generates else {}
+        sampling = session.sampling.resolve(asked) if generates else {}
         namespaces = self._takes_namespaces and is_response
         adapting = partial(adapt, body, rules, self._models.context_length, sampling, namespaces=namespaces)
-        with_images = self._takes_images and IMAGE in media_in(body)  # read in a thread: that takes long
-        adapted = await asyncio.to_thread(adapting, images=True) if with_images else adapting(images=self._takes_images)
+        if path == TOKENS_PATH:
+            adapted = Adapted(adapt_tokens(body, rules.max_nesting, self._models.context_length, sampling))
+        elif self._takes_images and IMAGE in media_in(body):  # read in a thread: that takes long
+            adapted = await asyncio.to_thread(adapting, images=True)
+        else:
+            adapted = adapting(images=self._takes_images)
         previous = session.responses.previous(body) if is_response else None
         referenced = session.responses.referenced(body) if is_response else {}
         retried = session.attempts.find(digest, key=key, retry=_is_marked(request.headers)) if generates else None

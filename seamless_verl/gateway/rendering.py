@@ -118,7 +118,7 @@ def check_length(ids: Sequence[int] | None, limit: int) -> None:
     context = CURRENT.get()
     if ids is None or len(ids) < limit or context is None or context.path == COUNT_TOKENS_PATH:
         return
-    asked = next((value for name in OUTPUT_LIMITS if isinstance(value := context.body.get(name), int)), 1)
+    asked = next((value for name in OUTPUT_LIMITS if isinstance(value := context.parameters.get(name), int)), 1)
     context.overflow = Overflow(len(ids), limit, max(asked, 1))
     raise VLLMValidationError(context.overflow.message, parameter="messages", value=len(ids))
 

@@ -17,6 +17,7 @@ from seamless_verl.gateway.prefix_index import PrefixMatch
 from seamless_verl.gateway.retries import Attempt, CallOutput
 from seamless_verl.gateway.session import Session
 from seamless_verl.gateway.stored_responses import StoredResponse
+from seamless_verl.gateway.token_requests import parameters_of
 from seamless_verl.journal import StoredCall
 from seamless_verl.trajectory.images import PromptImage
 
@@ -57,6 +58,11 @@ class RequestContext:
     overflow: Overflow | None = None  # set when the prompt was refused for its length
     traceparent: str = ""  # the header: the agent's span
     dropped_schema: bool = False  # the JSON schema of its reply was left out
+
+    @property
+    def parameters(self) -> Mapping[str, Any]:
+        """How it is sampled, as the agent asks for it."""
+        return parameters_of(self.path, self.body)
 
     def next_call(self) -> tuple[int, str]:
         """The next call's index in the request, and its id, unique in its session."""

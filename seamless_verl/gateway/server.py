@@ -64,7 +64,9 @@ from seamless_verl.platform.vllm_versions import (
     install_renderer,
     renderer_of,
     serve_parser,
+    serve_tokens,
     take_host_for_device,
+    tokens_router,
     validate_serve_arguments,
 )
 from seamless_verl.runtime.pictures import COLLAPSED, takes_recorded_prompts
@@ -77,7 +79,7 @@ NO_IMAGES = (
     " would read other tokens than are recorded. To train with images take a model whose image processor is a %s, such"
     " as Qwen2.5-VL or Qwen3-VL"
 )
-ROUTERS = (chat_router, completion_router, responses_router, anthropic_router)
+ROUTERS = (chat_router, completion_router, responses_router, anthropic_router, tokens_router())
 
 
 class Gateway:
@@ -318,6 +320,7 @@ async def _init_state(state: Any, client: FleetEngineClient, args: Namespace, ru
         log_error_stack=args.log_error_stack,
     )
     await init_generate_state(client, state, args, None, ("generate",))
+    serve_tokens(state, client)
     convert_messages_errors(state.anthropic_serving_messages)
     template = load_chat_template(args.chat_template)
     place_system_messages(state.anthropic_serving_messages, client.renderer.get_tokenizer(), template)

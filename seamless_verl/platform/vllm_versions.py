@@ -46,9 +46,11 @@ __all__ = [
     "map_adapters_names",
     "renderer_of",
     "serve_parser",
+    "serve_tokens",
     "set_stream_interval",
     "take_host_for_device",
     "take_stream_interval",
+    "tokens_router",
     "validate_serve_arguments",
 ]
 
@@ -170,6 +172,24 @@ def install_renderer(state: Any, renderer_class: type[Any], **options: Any) -> N
 def renderer_of(state: Any) -> Any:
     """The renderer that `install_renderer` has put there."""
     return getattr(state, "online_renderer", None) or state.openai_serving_render
+
+
+def tokens_router() -> Any:
+    """The route of requests of token ids."""
+    try:  # 0.29
+        from vllm.entrypoints.scale_out.token_in_token_out.api_router import router
+    except ModuleNotFoundError:  # 0.24
+        from vllm.entrypoints.serve.disagg.api_router import router
+    return router
+
+
+def serve_tokens(state: Any, client: Any) -> None:
+    """Makes what serves requests of token ids, where vLLM 0.24 does it with the others; after `install_renderer`."""
+    if not hasattr(state, "serving_tokens"):  # 0.29
+        from vllm.entrypoints.scale_out.token_in_token_out.serving import ServingTokens
+
+        models, renderer = state.openai_serving_models, state.online_renderer
+        state.serving_tokens = ServingTokens(client, models, renderer, request_logger=None)
 
 
 def take_host_for_device() -> None:

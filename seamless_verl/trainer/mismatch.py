@@ -47,7 +47,7 @@ FIRST = "no replica agreed yet: compare both models' settings, above all positio
 BROKEN = "weights: it has not those that were sent ({0})"
 SEALED = "its weights are those that were sent, to the bit: look at its kernels, and at what else is loaded there"
 UNSEALED = "most likely its weights, which could not be compared with those that were sent"
-WHERE = 'docs/right.md says how to go on from here'
+WHERE = "docs/right.md says how to go on from here"
 
 
 @dataclass

@@ -20,6 +20,7 @@ from support.gateway import GatewayHarness, gateway_harness
 from seamless_verl.gateway.http import COUNT_TOKENS_PATH, GENERATION_PATHS
 from seamless_verl.gateway.recorder import JournalRecorder
 from seamless_verl.gateway.server import ROUTERS
+from seamless_verl.gateway.token_requests import TOKENS_PATH
 from seamless_verl.journal import OutsideEvent, SqliteJournal
 
 pytestmark = pytest.mark.integration
@@ -44,6 +45,7 @@ SANE: dict[str, dict[str, Any]] = {
     "/v1/completions": {"model": "nano", "prompt": "hello"},
     "/v1/responses": {"model": "nano", "input": "hello"},
     "/v1/messages": {"model": "nano", "messages": TALK, "max_tokens": 8},
+    TOKENS_PATH: {"model": "nano", "token_ids": [104, 105], "sampling_params": {"max_tokens": 8}},
     "/v1/messages/count_tokens": {"model": "nano", "messages": TALK},
 }
 """What is answered by itself; with other fields of the schema beside it, it reaches the code behind validation."""
