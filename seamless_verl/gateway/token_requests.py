@@ -20,7 +20,7 @@ FINAL_ONLY = 2  # of vLLM's RequestOutputKind: one output, with all of its token
 
 
 def parameters_of(path: str, body: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Where a request has its parameters: in its body, or in a part of that. What is no object is for vLLM to refuse."""
+    """Where a request has its parameters: in its body, or in a part of it. What is no object vLLM refuses."""
     if path != TOKENS_PATH:
         return body
     given = body.get(PARAMETERS)
