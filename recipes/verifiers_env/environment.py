@@ -74,12 +74,21 @@ async def run(task: Mapping[str, Any], endpoint: Any) -> dict[str, float]:
         served[:] = [Served()]
     async with served[-1].used() as environment:
         chosen = task_of(environment, task["extra_info"])
-        client = vf.EvalClientConfig(base_url=f"{endpoint.base_url}/v1", api_key_var="")  # the address has the key
-        episode = await environment.run_episode(chosen, vf.ModelContext("policy", client, vf.SamplingConfig()))
+        episode = await environment.run_episode(
+            chosen, vf.ModelContext("policy", client_of(endpoint), vf.SamplingConfig())
+        )
     if not environment.complete(episode):
         failed = [*episode.errors, *(error for trace in episode.traces for error in trace.errors)]
         raise as_exception(failed[-1] if failed else None)
     return outcome([trace for trace in episode.traces if trace.agent.trainable])
+
+
+def client_of(endpoint: Any) -> vf.EvalClientConfig | vf.TrainClientConfig:
+    """The client that CLIENT names; the address has the key."""
+    address = {"base_url": f"{endpoint.base_url}/v1", "api_key_var": ""}
+    if os.environ.get("CLIENT", "eval") == "eval":
+        return vf.EvalClientConfig(**address)
+    return vf.TrainClientConfig(**address, renderer_model_name=os.environ["MODEL"])
 
 
 def task_of(environment: vf.Env, extra_info: Mapping[str, Any]) -> vf.Task:

@@ -37,6 +37,7 @@ async def test_a_request_gets_ids_with_their_logprobs(nano: Path) -> None:
         assert names == [(f"token_id:{token}", -0.25) for token in ids]
         (call,) = harness.source.calls
         assert list(call.prompt_ids) == [72, 73] and call.request["path"] == TOKENS_PATH
+        assert "token_ids" not in call.request, "they are its prompt"
         await harness.drain()
         assert harness.recorder.ids(call.call_id) == ids and harness.recorder.ends()[0][2] == {"text": "yes"}
 

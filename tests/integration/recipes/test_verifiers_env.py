@@ -9,14 +9,18 @@ import pytest
 from support.paths import RECIPES
 from support.recipes import train
 
+from seamless_verl.gateway.token_requests import TOKENS_PATH
+
 pytestmark = [pytest.mark.integration, pytest.mark.long]
 STEPS, PROMPTS, SAMPLES = 2, 2, 4
 PACKAGES = Path(os.environ.get("VERIFIERS") or RECIPES.parent / "runs" / "verifiers_env" / "verifiers")
 FEW = (f"data.train_batch_size={PROMPTS}", f"actor_rollout_ref.rollout.n={SAMPLES}", "data.max_response_length=64")
 
 
-@pytest.mark.parametrize("name", ["sums", "guess", "lookup"])
-def test_an_environment_is_trained_as_it_is(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "client"), [("sums", "eval"), ("guess", "eval"), ("lookup", "eval"), ("guess", "train")]
+)
+def test_an_environment_is_trained_as_it_is(name: str, client: str, tmp_path: Path) -> None:
     environment = str(RECIPES / "verifiers_env" / "environments" / f"{name}.toml")
     steps = (f"trainer.total_training_steps={STEPS}", "trainer.test_freq=-1", "trainer.val_before_train=false")
     run = train(
@@ -27,6 +31,7 @@ def test_an_environment_is_trained_as_it_is(name: str, tmp_path: Path) -> None:
         "trainer.save_freq=-1",
         "actor_rollout_ref.actor.ppo_mini_batch_size=2",
         ENVIRONMENT=environment,
+        CLIENT=client,
         VERIFIERS=str(PACKAGES),
         TASKS="16",
         VAL="2",
@@ -38,5 +43,7 @@ def test_an_environment_is_trained_as_it_is(name: str, tmp_path: Path) -> None:
     turns = {len(record.calls) for record in scored}
     assert turns == {1} if name == "sums" else max(turns) <= 4
     assert (max(turns) > 1) == (name == "guess"), "the guessing game's user answers until the number is found"
+    paths = {call.request["path"] for record in scored for call in record.calls}
+    assert paths == ({TOKENS_PATH} if client == "train" else {"/v1/chat/completions"})
     tools = [call.request.get("tools") or [] for record in scored for call in record.calls]
     assert [tool["function"]["name"] for tool in tools[0]] == (["price"] if name == "lookup" else [])
