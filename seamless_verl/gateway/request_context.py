@@ -17,7 +17,7 @@ from seamless_verl.gateway.prefix_index import PrefixMatch
 from seamless_verl.gateway.retries import Attempt, CallOutput
 from seamless_verl.gateway.session import Session
 from seamless_verl.gateway.stored_responses import StoredResponse
-from seamless_verl.gateway.token_requests import TOKEN_IDS, parameters_of
+from seamless_verl.gateway.token_requests import parameters_of
 from seamless_verl.journal import StoredCall
 from seamless_verl.trajectory.images import PromptImage
 
@@ -83,8 +83,7 @@ class RequestContext:
     def stored_request(self) -> dict[str, Any]:
         """The request as it is recorded: what a conversation was rendered from, or a plain completion's body."""
         if self.rendered is None:
-            given = {name: value for name, value in self.body.items() if name != TOKEN_IDS}  # which the prompt is
-            return {"path": self.path, **given}
+            return {"path": self.path, **self.body}
         stored: dict[str, Any] = {"path": self.path, "messages": list(self.rendered.messages)}
         if self.rendered.tools:
             stored["tools"] = self.rendered.tools

@@ -13,7 +13,7 @@ from seamless_verl.gateway.api_errors import ApiError, ErrorCode
 from seamless_verl.gateway.request_rules import check_schemas
 
 TOKENS_PATH = "/inference/v1/generate"
-PARAMETERS, TOKEN_IDS = "sampling_params", "token_ids"
+PARAMETERS = "sampling_params"
 IN_IMAGES = "images reach the model by the other APIs, in which they are recorded"
 UNSERVED = {"features": IN_IMAGES, "content_parts": IN_IMAGES}
 FINAL_ONLY = 2  # of vLLM's RequestOutputKind: one output, with all of its tokens
@@ -42,7 +42,7 @@ def adapt_tokens(
         return dict(body)
     check_schemas(given, max_nesting)
     changed = {**given, **sampling, "detokenize": True, "output_kind": FINAL_ONLY}  # vLLM sets that of a stream
-    ids, asked = body.get(TOKEN_IDS), given.get("max_tokens")
+    ids, asked = body.get("token_ids"), given.get("max_tokens")
     room = max(1, context - len(ids)) if isinstance(ids, list) else context
     if asked is None or (isinstance(asked, int) and asked > room):
         changed["max_tokens"] = room

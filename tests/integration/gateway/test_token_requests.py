@@ -10,6 +10,7 @@ import pytest
 from support.gateway import EOS, GatewayHarness, gateway_harness
 
 from seamless_verl.gateway.token_requests import TOKENS_PATH
+from seamless_verl.trajectory.turns import observation_of
 
 pytestmark = pytest.mark.integration
 
@@ -37,7 +38,7 @@ async def test_a_request_gets_ids_with_their_logprobs(nano: Path) -> None:
         assert names == [(f"token_id:{token}", -0.25) for token in ids]
         (call,) = harness.source.calls
         assert list(call.prompt_ids) == [72, 73] and call.request["path"] == TOKENS_PATH
-        assert "token_ids" not in call.request, "they are its prompt"
+        assert observation_of(call.request) != observation_of({**call.request, "token_ids": [72]}), "what it read"
         await harness.drain()
         assert harness.recorder.ids(call.call_id) == ids and harness.recorder.ends()[0][2] == {"text": "yes"}
 
