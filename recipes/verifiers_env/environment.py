@@ -26,6 +26,9 @@ RENEW = 256  # rollouts; until its environment is served anew, verifiers keeps a
 FOLDER = str(FILE.resolve().parent)  # where an environment may stand that is no package; tool servers look there, too
 sys.path.insert(0, FOLDER)
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (FOLDER, os.environ.get("PYTHONPATH"))))
+CLIENT, MODEL = os.environ.get("CLIENT", "eval"), os.environ.get("MODEL")
+if CLIENT not in ("eval", "train") or (CLIENT == "train" and not MODEL):
+    sys.exit(f"CLIENT={CLIENT!r}, MODEL={MODEL!r}: set CLIENT to eval, or to train with MODEL the folder of the model")
 CONFIG = resolve_env_config(tomllib.loads(FILE.read_text(encoding="utf-8")))
 
 
@@ -86,9 +89,9 @@ async def run(task: Mapping[str, Any], endpoint: Any) -> dict[str, float]:
 def client_of(endpoint: Any) -> vf.EvalClientConfig | vf.TrainClientConfig:
     """The client that CLIENT names; the address has the key."""
     address = {"base_url": f"{endpoint.base_url}/v1", "api_key_var": ""}
-    if os.environ.get("CLIENT", "eval") == "eval":
+    if CLIENT == "eval":
         return vf.EvalClientConfig(**address)
-    return vf.TrainClientConfig(**address, renderer_model_name=os.environ["MODEL"])
+    return vf.TrainClientConfig(**address, renderer_model_name=MODEL)
 
 
 def task_of(environment: vf.Env, extra_info: Mapping[str, Any]) -> vf.Task:

@@ -11,11 +11,6 @@ export ENVIRONMENT="${ENVIRONMENT:-$RECIPE/environments/sums.toml}"
   echo "ENVIRONMENT='$ENVIRONMENT': is no file. Set it to the TOML file of an environment, as those in $RECIPE/environments" >&2
   exit 2
 }
-export CLIENT="${CLIENT:-eval}"
-[[ "$CLIENT" =~ ^(eval|train)$ ]] || {
-  echo "CLIENT='$CLIENT': is no client of verifiers. Set it to eval, or to train" >&2
-  exit 2
-}
 MAKE=() && [ -n "${MODEL:-}" ] || MAKE=(--make-model "$DATA/model")
 export MODEL="${MODEL:-$DATA/model}"
 export HF_HUB_OFFLINE="${HF_HUB_OFFLINE:-1}"

@@ -8,7 +8,8 @@ Invariants:
 - A task that is LEASED has one lease, and no other task has any. A lease's id is used once.
 - A task is DONE by one lease, which had not expired then.
 - Tasks submitted = queued + leased + ended, in each state, until a task is forgotten.
-- Among tasks that one runner may take, those that were submitted first are leased first, also after a lost lease.
+- Of the tasks that one runner may take, those with `first` are leased before the others, and of either those that were
+  submitted first, also after a lost lease.
 """
 
 from __future__ import annotations

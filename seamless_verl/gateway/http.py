@@ -27,6 +27,7 @@ UNSUPPORTED_PARAMETERS = {
     "ec_transfer_params": "the replicas' caches are their own",
     "logprob_token_ids": "replicas name the likeliest tokens only",
     "repetition_detection": "replicas do not look for repetitions",
+    "trace_decode_token_ids": "what is trained is what the model sampled",
     "conversation": "a history is kept by its last response, which previous_response_id names",
     "background": "a reply nobody waits for has no place in a session",
 }

@@ -17,7 +17,7 @@ from seamless_verl.gateway.prefix_index import PrefixMatch
 from seamless_verl.gateway.retries import Attempt, CallOutput
 from seamless_verl.gateway.session import Session
 from seamless_verl.gateway.stored_responses import StoredResponse
-from seamless_verl.gateway.token_requests import parameters_of
+from seamless_verl.gateway.token_requests import TOKEN_IDS, TOKENS_PATH, parameters_of
 from seamless_verl.journal import StoredCall
 from seamless_verl.trajectory.images import PromptImage
 
@@ -83,7 +83,10 @@ class RequestContext:
     def stored_request(self) -> dict[str, Any]:
         """The request as it is recorded: what a conversation was rendered from, or a plain completion's body."""
         if self.rendered is None:
-            return {"path": self.path, **self.body}
+            known = (
+                {} if self.path != TOKENS_PATH else {TOKEN_IDS: digest_of(TOKEN_IDS, {TOKEN_IDS: self.body[TOKEN_IDS]})}
+            )
+            return {"path": self.path, **self.body, **known}  # the ids themselves are the call's prompt
         stored: dict[str, Any] = {"path": self.path, "messages": list(self.rendered.messages)}
         if self.rendered.tools:
             stored["tools"] = self.rendered.tools

@@ -13,7 +13,7 @@ from seamless_verl.gateway.api_errors import ApiError, ErrorCode
 from seamless_verl.gateway.request_rules import check_schemas
 
 TOKENS_PATH = "/inference/v1/generate"
-PARAMETERS = "sampling_params"
+PARAMETERS, TOKEN_IDS = "sampling_params", "token_ids"
 IN_IMAGES = "images reach the model by the other APIs, in which they are recorded"
 UNSERVED = {"features": IN_IMAGES, "content_parts": IN_IMAGES}
 FINAL_ONLY = 2  # of vLLM's RequestOutputKind: one output, with all of its tokens
@@ -32,8 +32,9 @@ def adapt_tokens(
 ) -> dict[str, Any]:
     """The body that vLLM gets, for a model with room for `context` tokens; `sampling` is the session's.
 
-    A reply has the room that its prompt leaves, and is decoded, for it is recorded with its text. Raises ApiError for
-    images, and as `check_schemas` does.
+    A reply has the room that its prompt leaves, and is decoded, for it is recorded with its text. With one likeliest
+    token it is the same as with none, which can be repeated from the record. Raises ApiError for images, for a stream
+    of several choices, and as `check_schemas` does.
     """
     for name, why in UNSERVED.items():
         if body.get(name) is not None:
@@ -41,8 +42,13 @@ def adapt_tokens(
     if not isinstance(given := body.get(PARAMETERS, {}), dict):
         return dict(body)
     check_schemas(given, max_nesting)
-    changed = {**given, **sampling, "detokenize": True, "output_kind": FINAL_ONLY}  # vLLM sets that of a stream
-    ids, asked = body.get("token_ids"), given.get("max_tokens")
+    if body.get("stream") and given.get("n") not in (None, 1):  # vLLM counts the tokens of the first choice alone
+        raise ApiError(ErrorCode.UNSUPPORTED, "A stream of token ids has one choice. Leave n out", param="n")
+    asked_for = {name: value for name, value in given.items() if value is not None}
+    changed = {**asked_for, **sampling, "detokenize": True, "output_kind": FINAL_ONLY}  # vLLM sets that of a stream
+    if changed.get("logprobs") == 1:
+        changed["logprobs"] = 0
+    ids, asked = body.get(TOKEN_IDS), given.get("max_tokens")
     room = max(1, context - len(ids)) if isinstance(ids, list) else context
     if asked is None or (isinstance(asked, int) and asked > room):
         changed["max_tokens"] = room

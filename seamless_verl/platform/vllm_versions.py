@@ -184,12 +184,27 @@ def tokens_router() -> Any:
 
 
 def serve_tokens(state: Any, client: Any) -> None:
-    """Makes what serves requests of token ids, where vLLM 0.24 does it with the others; after `install_renderer`."""
-    if not hasattr(state, "serving_tokens"):  # 0.29
-        from vllm.entrypoints.scale_out.token_in_token_out.serving import ServingTokens
+    """Makes what serves requests of token ids; after `install_renderer`."""
+    if hasattr(
+        state, "serving_tokens"
+    ):  # 0.24 has made it with the others, and gives replies an id that no request had
+        state.serving_tokens.serve_tokens_full_generator = _naming(state.serving_tokens.serve_tokens_full_generator)
+        return
+    from vllm.entrypoints.scale_out.token_in_token_out.serving import ServingTokens
 
-        models, renderer = state.openai_serving_models, state.online_renderer
-        state.serving_tokens = ServingTokens(client, models, renderer, request_logger=None)
+    models, renderer = state.openai_serving_models, state.online_renderer
+    state.serving_tokens = ServingTokens(client, models, renderer, request_logger=None)
+
+
+def _naming(generate: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+    @wraps(generate)
+    async def run(request: Any, results: Any, request_id: str, *args: Any) -> Any:
+        reply = await generate(request, results, request_id, *args)
+        if hasattr(reply, "request_id"):  # an error has none
+            reply.request_id = request_id
+        return reply
+
+    return run
 
 
 def take_host_for_device() -> None:

@@ -90,9 +90,9 @@ def read_steps(lines: Iterable[str]) -> list[StepRow]:
 def add_row(found: dict[int, StepRow], row: StepRow) -> None:
     """Adds a line's metrics to those of its step; those of a validation beside training to the step that it is of."""
     validated, metrics = row.number(VALIDATED), dict(row.metrics)
-    if validated is not None and (of := found.get(int(validated))) is not None:
-        its = {name: metrics.pop(name) for name in row.metrics if name.startswith(OF_VALIDATION)}
-        found[of.step] = StepRow(of.step, of.time, {**of.metrics, **its})
+    if validated is not None and (origin := found.get(int(validated))) is not None:
+        moved = {name: metrics.pop(name) for name in row.metrics if name.startswith(OF_VALIDATION)}
+        found[origin.step] = StepRow(origin.step, origin.time, {**origin.metrics, **moved})
     earlier = found.get(row.step)
     found[row.step] = StepRow(row.step, row.time, metrics if earlier is None else {**earlier.metrics, **metrics})
 

@@ -97,8 +97,8 @@ def step_line(step: int, total: int, metrics: Mapping[str, float]) -> str:
     validation, _ = validation_reward(metrics)
     if validation is not None:
         without = f" ({unscored:.0f} samples without a score)" if (unscored := metrics.get(UNSCORED)) else ""
-        of = "" if (earlier := metrics.get(VALIDATED)) is None else f" of step {earlier:.0f}"
-        parts.append(f"validation{of} {validation:.3f}{without}")
+        beside = "" if (validated := metrics.get(VALIDATED)) is None else f" (step {validated:.0f})"
+        parts.append(f"validation {validation:.3f}{beside}{without}")
     if seconds:
         tokens, measured = response_tokens(metrics), seconds - metrics.get(CHECKPOINT, 0.0)
         parts += [f"{tokens / measured:,.0f} tokens/s"] if tokens and measured > 0 else []

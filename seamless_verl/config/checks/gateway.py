@@ -220,7 +220,7 @@ def check_metrics_port(settings: Settings) -> list[Problem]:
 @check
 def check_traces(settings: Settings) -> list[Problem]:
     """The variables of OpenTelemetry name an exporter that is installed here."""
-    if settings.mode == "seamless":
+    if settings.mode == "seamless" and settings.seamless.gateway.enabled:  # which has the sessions
         chosen_exporter(os.environ)
     return []
 

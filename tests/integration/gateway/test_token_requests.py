@@ -38,9 +38,11 @@ async def test_a_request_gets_ids_with_their_logprobs(nano: Path) -> None:
         assert names == [(f"token_id:{token}", -0.25) for token in ids]
         (call,) = harness.source.calls
         assert list(call.prompt_ids) == [72, 73] and call.request["path"] == TOKENS_PATH
-        assert observation_of(call.request) != observation_of({**call.request, "token_ids": [72]}), "what it read"
+        assert call.sampling["logprobs"] == 0, "a reply that can be repeated from the record"
         await harness.drain()
         assert harness.recorder.ids(call.call_id) == ids and harness.recorder.ends()[0][2] == {"text": "yes"}
+        choice_of(await ask(harness, [72, 74]))
+        assert observation_of(harness.source.calls[1].request) != observation_of(call.request), "what it read"
 
 
 async def test_what_the_session_sets_holds(nano: Path) -> None:
@@ -59,11 +61,19 @@ async def test_a_reply_has_the_room_that_its_prompt_leaves(nano: Path) -> None:
     """Also where a request says nothing, for which vLLM's own parameters would have 16 tokens."""
     async with gateway_harness(nano) as harness:
         context = harness.gateway.client.model_config.max_model_len
-        for parameters in ({}, {"max_tokens": context}):
+        for parameters in ({}, {"max_tokens": context}, {"max_tokens": None, "n": None}):
             choice_of(await ask(harness, [72, 73, 74], sampling_params=parameters))
             assert harness.source.calls[-1].sampling["max_tokens"] == context - 3
         refused = await ask(harness, [72] * context)
         assert (refused.status_code, refused.json()["error"]["code"]) == (400, "context_length_exceeded")
+
+
+async def test_several_choices_and_the_id_of_their_reply(nano: Path) -> None:
+    async with gateway_harness(nano) as harness:
+        reply = await ask(harness, [72], sampling_params={"n": 2})
+        assert [choice["index"] for choice in reply.json()["choices"]] == [0, 1]
+        calls = harness.source.calls
+        assert len(calls) == 2 and {call.reply_id for call in calls} == {reply.json()["request_id"]}
 
 
 async def test_a_stream_gives_the_same_ids(nano: Path) -> None:
@@ -82,6 +92,8 @@ async def test_a_stream_gives_the_same_ids(nano: Path) -> None:
         ({"sampling_params": {"prompt_logprobs": 1}}, "prompt_logprobs"),
         ({"kv_transfer_params": {"a": 1}}, "kv_transfer_params"),
         ({"sampling_params": {"n": 1000}}, "choices"),
+        ({"sampling_params": {"n": 2}, "stream": True}, "one choice"),
+        ({"sampling_params": {"trace_decode_token_ids": [5]}}, "trace_decode_token_ids"),
         ({"sampling_params": 3}, "sampling_params"),
         ({"token_ids": []}, "token_ids"),
         ({"token_ids": [1 << 30]}, "vocab"),

@@ -37,7 +37,7 @@ def test_a_validation_before_the_first_step_has_only_its_reward() -> None:
     more = metrics | {"val-core/more/reward/mean@4": 0.375}
     assert step_line(0, 80, more) == "step:0 of 80  validation 0.250", "the mean of both data sources"
     beside = metrics | {VALIDATED: 5.0}
-    assert step_line(7, 80, beside) == "step:7 of 80  validation of step 5 0.125", "it ran beside training"
+    assert step_line(7, 80, beside) == "step:7 of 80  validation 0.125 (step 5)", "it ran beside training"
 
 
 def test_what_the_run_chose_is_said_with_its_reason() -> None:

@@ -75,7 +75,6 @@ def test_ports_for_metrics_that_cannot_be(tmp_path: Path, port: str) -> None:
 
 def test_an_exporter_that_is_not_installed_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTEL_TRACES_EXPORTER", "tempo")
-    assert_refused(
-        tiny_run(tmp_path), "OTEL_TRACES_EXPORTER", "tempo", "Set OTEL_TRACES_EXPORTER=otlp, console or none"
-    )
-    assert preflight(tiny_run(tmp_path, "trainer.v1.trainer_mode=sync"), devices=2, accelerator=False) == []
+    traced = tiny_run(tmp_path, "seamless.gateway.enabled=true")
+    assert_refused(traced, "OTEL_TRACES_EXPORTER", "tempo", "Set OTEL_TRACES_EXPORTER=otlp, console or none")
+    assert preflight(tiny_run(tmp_path), devices=1, accelerator=False) == [], "it has no sessions to trace"
