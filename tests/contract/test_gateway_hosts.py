@@ -17,6 +17,7 @@ ONLINE = {
     "0.24": "vllm.entrypoints.serve.render.serving:OpenAIServingRender.",
     "0.29": "vllm.renderers.online_renderer:OnlineRenderer.",
 }[VLLM]
+TOKENS = {"0.24": "vllm.entrypoints.serve.disagg.", "0.29": "vllm.entrypoints.scale_out.token_in_token_out."}[VLLM]
 HTTP = "uvicorn.protocols.http.httptools_impl:HttpToolsProtocol."
 CLI = {"0.24": "vllm.entrypoints.openai.cli_args:", "0.29": "vllm.entrypoints.launchers.cli_args:"}[VLLM]
 HANDLERS = "vllm.entrypoints.serve.utils.server_utils:"
@@ -116,6 +117,8 @@ OF_VERSION = {
         "vllm.renderers.hf:safe_apply_chat_template": f"{OF_TEMPLATE} **kwargs",
         **{HANDLERS + name: "req exc" for name in HANDLER_NAMES},
         "vllm.entrypoints.openai.engine.protocol:GenerationError": "message",
+        TOKENS + "serving:ServingTokens.serve_tokens_full_generator": "self request result_generator request_id"
+        " model_name request_metadata",
     },
     "0.29": {
         CLIENT + "generate": f"{OF_GENERATE} session_id reasoning_ended reasoning_parser_kwargs",
@@ -125,6 +128,8 @@ OF_VERSION = {
         ONLINE + "__init__": f"self model_config renderer * {OF_RENDERER}",
         "vllm.renderers.hf:safe_apply_chat_template": f"{OF_TEMPLATE} return_assistant_tokens_mask **kwargs",
         ONLINE + "warmup": "self",
+        TOKENS + "serving:ServingTokens.__init__": "self engine_client models online_renderer * request_logger"
+        " force_no_detokenize return_tokens_as_token_ids enable_prompt_tokens_details enable_log_outputs",
         "vllm.entrypoints.serve.exception_handling.register:init_exception_handler": "app",
         "vllm.exceptions:GenerationError": "message",
         "vllm.exceptions:GracefulHTTPError": "message http_status",
@@ -137,6 +142,7 @@ NAMES = (
     "vllm.entrypoints.openai.completion.api_router:router",
     "vllm.entrypoints.openai.responses.api_router:router",
     "vllm.entrypoints.openai.models.api_router:router",
+    TOKENS + "api_router:router",
     "vllm.entrypoints.anthropic.api_router:router",
     "vllm.engine.arg_utils:AsyncEngineArgs.create_model_config",
     "vllm.exceptions:VLLMNotFoundError",
