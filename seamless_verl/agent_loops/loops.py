@@ -266,8 +266,7 @@ class RunnerAgentLoop(SessionAgentLoop):
     ) -> tuple[str, AgentOutcome]:
         """Submits the task, and returns what its last runner said; raises AgentFailedError where none could do it."""
         settings = self.settings
-        first = validates() and OmegaConf.select(self.config, "seamless.evaluation") != "beside"
-        terms = LeaseTerms(settings.agent, settings.lease_s, settings.claim_s, settings.max_attempts, first)
+        terms = LeaseTerms(settings.agent, settings.lease_s, settings.claim_s, settings.max_attempts, validates())
         task_id = f"{name}_{uuid.uuid4().hex[:8]}"  # a group that is replaced may have the same name again
         order = TaskOrder(task_id, task, opening, settings.time_limit_s, terms)
         result = await run_task(plane, order, dropped_as)

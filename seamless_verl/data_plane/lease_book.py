@@ -59,7 +59,7 @@ TERMINAL = frozenset({DONE, LOST, UNCLAIMED, WITHDRAWN})
 class LeaseTerms:
     """How a task may be leased, in seconds: `lease_s` without a sign of life end a lease, `claim_s` in the queue the
     task (None: it waits for ever). It is tried at most `max_attempts` times. `agent` is what a runner must offer. What
-    goes `first` is taken before all that does not: training waits for it."""
+    goes `first`, as a validation, is taken before all that does not."""
 
     agent: str
     lease_s: float
