@@ -192,7 +192,7 @@ async def test_bad_requests_are_explained(nano: Path, path: str, kind: str) -> N
 
 
 @pytest.mark.parametrize(
-    "path", ["/v1/other", "/", "/inference/v1/generate", "/metrics", "/tokenize", "/v1/chat/completions/batch"]
+    "path", ["/v1/other", "/", "/inference/v1/other", "/metrics", "/tokenize", "/v1/chat/completions/batch"]
 )
 async def test_nothing_else_is_served(nano: Path, path: str) -> None:
     async with gateway_harness(nano) as harness:
