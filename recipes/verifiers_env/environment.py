@@ -77,9 +77,8 @@ async def run(task: Mapping[str, Any], endpoint: Any) -> dict[str, float]:
         served[:] = [Served()]
     async with served[-1].used() as environment:
         chosen = task_of(environment, task["extra_info"])
-        episode = await environment.run_episode(
-            chosen, vf.ModelContext("policy", client_of(endpoint), vf.SamplingConfig())
-        )
+        context = vf.ModelContext("policy", client_of(endpoint), vf.SamplingConfig())
+        episode = await environment.run_episode(chosen, context)
     if not environment.complete(episode):
         failed = [*episode.errors, *(error for trace in episode.traces for error in trace.errors)]
         raise as_exception(failed[-1] if failed else None)

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Train on the environment of verifiers that ENVIRONMENT names, with TASKS of its tasks, by RUNNERS processes beside the
-# training. MODEL is the model; without it one of random weights is made. CLIENT=train takes verifiers' training client. Further arguments are hydra overrides.
+# training. MODEL is the model; without it one of random weights is made. CLIENT=train takes verifiers' training client.
+# Further arguments are hydra overrides.
 set -euo pipefail
 RECIPE="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 VENV="$RECIPE/../../.venv/bin/python"
@@ -8,7 +9,7 @@ PYTHON="${PYTHON:-$([ -x "$VENV" ] && echo "$VENV" || echo python)}"
 export RECIPE PYTHON DATA="${DATA:-$PWD/runs/$(basename "$RECIPE")}"
 export ENVIRONMENT="${ENVIRONMENT:-$RECIPE/environments/sums.toml}"
 [ -f "$ENVIRONMENT" ] || {
-  echo "ENVIRONMENT='$ENVIRONMENT': is no file. Set it to the TOML file of an environment, as those in $RECIPE/environments" >&2
+  echo "ENVIRONMENT='$ENVIRONMENT': is no file. Set it to an environment's TOML file, as in $RECIPE/environments" >&2
   exit 2
 }
 MAKE=() && [ -n "${MODEL:-}" ] || MAKE=(--make-model "$DATA/model")

@@ -83,10 +83,10 @@ class RequestContext:
     def stored_request(self) -> dict[str, Any]:
         """The request as it is recorded: what a conversation was rendered from, or a plain completion's body."""
         if self.rendered is None:
-            known = (
-                {} if self.path != TOKENS_PATH else {TOKEN_IDS: digest_of(TOKEN_IDS, {TOKEN_IDS: self.body[TOKEN_IDS]})}
-            )
-            return {"path": self.path, **self.body, **known}  # the ids themselves are the call's prompt
+            plain = {"path": self.path, **self.body}
+            if self.path == TOKENS_PATH:  # the ids themselves are the call's prompt
+                plain[TOKEN_IDS] = digest_of(TOKEN_IDS, {TOKEN_IDS: self.body[TOKEN_IDS]})
+            return plain
         stored: dict[str, Any] = {"path": self.path, "messages": list(self.rendered.messages)}
         if self.rendered.tools:
             stored["tools"] = self.rendered.tools

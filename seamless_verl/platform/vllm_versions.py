@@ -185,9 +185,7 @@ def tokens_router() -> Any:
 
 def serve_tokens(state: Any, client: Any) -> None:
     """Makes what serves requests of token ids; after `install_renderer`."""
-    if hasattr(
-        state, "serving_tokens"
-    ):  # 0.24 has made it with the others, and gives replies an id that no request had
+    if hasattr(state, "serving_tokens"):  # 0.24 has made it, and gives replies an id that no request had
         state.serving_tokens.serve_tokens_full_generator = _naming(state.serving_tokens.serve_tokens_full_generator)
         return
     from vllm.entrypoints.scale_out.token_in_token_out.serving import ServingTokens
