@@ -206,10 +206,9 @@ class ReplicaConnections:
         """
 
         async def give(control: ActorControl) -> None:
-            if samples := samples_for(control.replica_id):
-                with suppress(TimeoutError, ReplicaLostError, ray.exceptions.RayError):
-                    async with asyncio.timeout(PROBE_S):
-                        await control.learn(samples)
+            with suppress(TimeoutError, ReplicaLostError, ray.exceptions.RayError):
+                async with asyncio.timeout(PROBE_S):
+                    await control.learn(samples_for(control.replica_id))
 
         while True:
             await asyncio.sleep(SHARE_S)  # so that a replica gets many tokens at once

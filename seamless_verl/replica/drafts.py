@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from seamless_verl.replica.suffix_store import LEAST, KeptSample, SuffixStore
-from seamless_verl.rollout.engine import RESUMED_TOKENS
+from seamless_verl.rollout.engine import FIRST_PROMPT, RESUMED_TOKENS
 from seamless_verl.rollout.precedence import name_of
 from seamless_verl.rollout.shared_samples import SharedSample
 
@@ -66,15 +66,36 @@ class StepTimes:
             KEPT * old + new for old, new in zip(kept, observed, strict=True)
         )
 
+    def parts(self) -> tuple[float, float] | None:
+        """Seconds of a step without tokens and of each token; None while steps had one size, which tells nothing."""
+        spread = self.weight * self.xx - self.x * self.x
+        if self.weight < 2 or spread < self.weight:
+            return None
+        each = max(0.0, (self.weight * self.xy - self.x * self.y) / spread)
+        return max(0.0, (self.y - each * self.x) / self.weight), each
+
     def load(self, tokens: int) -> float:
         """The share of a step with so many tokens that grows with their number: a draft must be likelier than that to
         bring more tokens a second."""
-        spread = self.weight * self.xx - self.x * self.x
-        if self.weight < 2 or spread < self.weight:  # steps of one size tell nothing
+        if (parts := self.parts()) is None:
             return UNKNOWN_LOAD
-        each = max(0.0, (self.weight * self.xy - self.x * self.y) / spread)
-        fixed = (self.y - each * self.x) / self.weight
+        fixed, each = parts
         return min(1.0, each * tokens / max(fixed + each * tokens, 1e-9))
+
+    def saved(self, calls: int, drafted: int, accepted: int) -> float:
+        """The seconds that so many calls would have needed for the accepted tokens, less those that the drafts took."""
+        if calls == 0 or (parts := self.parts()) is None:
+            return 0.0
+        fixed, each = parts
+        return accepted * (fixed / calls + each) - drafted * each
+
+
+@dataclass
+class DraftGains:
+    """What drafts brought: accepted tokens that followed in a sample of the same prompt, and the engine's seconds."""
+
+    of_prompt: int = 0
+    saved_s: float = 0.0
 
 
 @dataclass(eq=False)
@@ -89,6 +110,10 @@ class DraftedCall:
     own: bool = True
     drafted: int = 0
     idle: int = 0
+
+    def accepted(self, brought: int) -> int:
+        """How many of its drafts were among the tokens that a step brought."""
+        return min(self.drafted, brought - 1)
 
 
 class SuffixProposer:
@@ -105,6 +130,7 @@ class SuffixProposer:
         self.store, self.times = SuffixStore(ROOM), StepTimes()
         self.calls: dict[str, DraftedCall] = {}
         self.acceptances = Acceptance(), Acceptance()
+        self.gains = DraftGains()
         self.before: tuple[float, set[str]] = 0.0, set()
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
@@ -127,6 +153,7 @@ class SuffixProposer:
             return [[] for _ in sampled]
         req_ids = self.runner.input_batch.req_ids
         self._observe(req_ids, sampled)
+        self._count(req_ids, sampled)
         rows = [
             self._call(req_ids[row], int(num_tokens[row]), token_ids[row], len(new)) if new else None
             for row, new in enumerate(sampled)
@@ -149,12 +176,22 @@ class SuffixProposer:
         if running and running == requests and len(running) == len(sampled):
             self.times.observe(sum(1 + self.calls[name].drafted for name in running), now - began)
 
+    def _count(self, req_ids: Sequence[str], sampled: Sequence[Sequence[int]]) -> None:
+        """Adds what the drafts of the last step brought to the gains."""
+        drafted = accepted = 0
+        for row, new in enumerate(sampled):
+            if new and (call := self.calls.get(req_ids[row])) is not None and call.drafted:
+                drafted += call.drafted
+                accepted += call.accepted(len(new))
+                self.gains.of_prompt += call.accepted(len(new)) * call.own
+        self.gains.saved_s += self.times.saved(len(sampled), drafted, accepted)
+
     def _call(self, req_id: str, num_tokens: int, token_ids: Any, brought: int) -> DraftedCall:
         """The request, with what this step brought added to the store."""
         if (call := self.calls.get(req_id)) is None:
             call = self.calls[req_id] = self._begin(req_id, token_ids)
         elif call.drafted:
-            call.acceptances[call.own].verified(call.drafted, min(call.drafted, brought - 1))
+            call.acceptances[call.own].verified(call.drafted, call.accepted(brought))
         self.store.extend(call.prompt, call.sample, token_ids[call.seen : num_tokens].tolist())
         call.seen, call.drafted = num_tokens, 0
         return call
@@ -162,9 +199,9 @@ class SuffixProposer:
     def _begin(self, req_id: str, token_ids: Any) -> DraftedCall:
         request = self.runner.requests[req_id]
         params = request.sampling_params
-        resumed = (params.extra_args or {}).get(RESUMED_TOKENS, 0)
-        begin = request.num_prompt_tokens - resumed
-        prompt = name_of(token_ids[:begin].tobytes())
+        extra = params.extra_args or {}
+        begin = request.num_prompt_tokens - extra.get(RESUMED_TOKENS, 0)
+        prompt = extra.get(FIRST_PROMPT) or name_of(token_ids[:begin].tobytes())
         sample = self.store.begin(prompt, token_ids[max(0, begin - LEAST) : begin].tolist())
         most = self.limit if params.max_tokens is None else request.num_prompt_tokens + params.max_tokens
         others, own = (Acceptance(prior) for prior in self.acceptances)

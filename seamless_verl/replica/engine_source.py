@@ -32,7 +32,7 @@ from seamless_verl.replica.running_request import (
     stop_reason_of,
     top_logprobs,
 )
-from seamless_verl.rollout.engine import BESIDE_SAMPLING, RESUMED_TOKENS, EngineRequest, PauseMode
+from seamless_verl.rollout.engine import BESIDE_SAMPLING, FIRST_PROMPT, RESUMED_TOKENS, EngineRequest, PauseMode
 from seamless_verl.trajectory.records import Finish, TokenChunk, empty_chunk
 from seamless_verl.trajectory.routes import Routes
 
@@ -176,7 +176,7 @@ class AsyncLLMSource:
         if all(value is None for value in reasoning.values()):
             reasoning["reasoning_ended"] = True  # no reasoning parser: a grammar applies from the first token on
         interval = take_stream_interval(fields)
-        params = sampling_params(fields, request.resumed_tokens, labels=self.own_logprobs)
+        params = sampling_params(fields, request.resumed_tokens, request.first_prompt, labels=self.own_logprobs)
         if self.engine.model_config.enable_return_routed_experts:  # of a request that asks for none, of one position
             params.routed_experts_prompt_start = (request.routes_from or len(request.prompt_ids)) - 1
         elif request.routes_from is not None:
@@ -344,7 +344,9 @@ async def unpacked(media: bytes) -> dict[str, Any]:
     return fields
 
 
-def sampling_params(fields: Mapping[str, Any], resumed: int = 0, *, labels: bool = False) -> SamplingParams:
+def sampling_params(
+    fields: Mapping[str, Any], resumed: int = 0, first_prompt: str = "", *, labels: bool = False
+) -> SamplingParams:
     """vLLM's sampling parameters of a request, with logprobs; text is made only where stop strings are looked for.
 
     `labels`: a request with a grammar asks for labels of its tokens.
@@ -354,8 +356,8 @@ def sampling_params(fields: Mapping[str, Any], resumed: int = 0, *, labels: bool
     if arguments.get("structured_outputs") is not None:
         arguments["structured_outputs"] = StructuredOutputsParams(**arguments["structured_outputs"])
         extra |= {LABELS: True} if labels else {}
-    if resumed:
-        extra[RESUMED_TOKENS] = resumed
+    extra |= {RESUMED_TOKENS: resumed} if resumed else {}
+    extra |= {FIRST_PROMPT: first_prompt} if first_prompt else {}
     arguments["extra_args"] = extra or None
     arguments["logprobs"] = arguments.get("logprobs") or 0
     detokenize = bool(arguments.get("stop"))

@@ -42,7 +42,7 @@ from seamless_verl.replica.worker_extension import KV_CACHE, check_replies, exte
 from seamless_verl.resources.ledger.activity import Activity, DeviceUse, NodeActivity
 from seamless_verl.rollout.engine import PauseMode
 from seamless_verl.rollout.observation import CacheUse
-from seamless_verl.rollout.shared_samples import SharedSample
+from seamless_verl.rollout.shared_samples import SharedSample, parts_of
 from seamless_verl.runtime.checkpoint_marker import system_id
 from seamless_verl.runtime.own_log import OwnLog, stream_names
 from seamless_verl.runtime.pictures import takes_recorded_prompts
@@ -89,6 +89,7 @@ class SeamlessServer(vLLMHttpServer):  # type: ignore[misc]
     source: AsyncLLMSource | None = None
     engine_server: EngineServer | None = None
     counts: EngineCounts
+    gains: tuple[int, float] = (0, 0.0)  # of drafts, as the workers said last
     activity: Activity
     updating: asyncio.Lock
     busy = False
@@ -210,18 +211,17 @@ class SeamlessServer(vLLMHttpServer):  # type: ignore[misc]
         """What the engine's KV cache has spared and cost, and its drafts, since it listens."""
         assert self.source is not None
         counts = self.counts
-        return CacheUse(
-            self.source.prompt_tokens, self.source.cached_tokens, counts.preempted, counts.drafted, counts.accepted
-        )
+        cache, drafts = (self.source.prompt_tokens, self.source.cached_tokens), (counts.drafted, counts.accepted)
+        return CacheUse(*cache, counts.preempted, *drafts, *self.gains)
 
     async def learn(self, samples: Sequence[SharedSample]) -> None:
-        """Has the engine draft from samples of other replicas, too; its steps go on between parts of them."""
-        part: list[SharedSample] = []
-        for sample in samples:
-            part.append(sample)
-            if sample is samples[-1] or sum(len(one.ids) for one in part) > LEARNED_AT_ONCE:
-                check_replies(await self.engine.collective_rpc("learn", args=(pickle.dumps(part),)))
-                part = []
+        """Has the engine draft from samples of other replicas, too; its steps go on between parts of them.
+
+        Asks it, besides, what its drafts have brought.
+        """
+        for part in parts_of(samples, LEARNED_AT_ONCE):
+            replies = check_replies(await self.engine.collective_rpc("learn", args=(pickle.dumps(part),)))
+            self.gains = next((tuple(gains) for gains in replies if gains is not None), self.gains)
 
     async def pause(self, mode: str) -> None:
         assert self.source is not None

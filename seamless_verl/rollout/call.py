@@ -106,8 +106,10 @@ class CallTimes:
 class CallProgress:
     """The state of one call: what it has produced, and what its next request to a replica is."""
 
-    def __init__(self, call: Call, place: Precedence, prompt: str, *, max_losses: int, grammars_resume: bool) -> None:
-        self.call, self._place, self.prompt = call, place, prompt
+    def __init__(
+        self, call: Call, place: Precedence, first_prompt: str, *, max_losses: int, grammars_resume: bool
+    ) -> None:
+        self.call, self._place, self.first_prompt = call, place, first_prompt
         self.produced = call.produced[:]
         self.finish: Finish | None = None
         self._max_losses, self._grammars_resume = max_losses, grammars_resume
@@ -133,7 +135,7 @@ class CallProgress:
             prompt_ids, sampling = prompt_ids + self.produced, self._remaining_sampling()
             routes_from = routes_from and len(prompt_ids)  # what is produced keeps its routes
         beside = (len(self.produced), self.call.key, self.place.priority, self.call.media, routes_from)
-        return EngineRequest(name, prompt_ids, sampling, *beside)
+        return EngineRequest(name, prompt_ids, sampling, *beside, self.first_prompt)
 
     def add(self, chunk: TokenChunk) -> TokenChunk | None:
         """Adds an engine's chunk; returns the chunk for the caller, None if it has nothing for the caller."""
@@ -253,7 +255,9 @@ class Calls:
             version=self._fleet.committed,
             first=call.validation and self._validation_first,
         )
-        progress = CallProgress(call, place, prompt, max_losses=self._max_losses, grammars_resume=self._grammars_resume)
+        first_prompt = "" if self._samples is None else prompt or self._order.first_prompt(call.key)
+        limits = {"max_losses": self._max_losses, "grammars_resume": self._grammars_resume}
+        progress = CallProgress(call, place, first_prompt, **limits)
         waiting = self.paused_time.begin(call.key, counted=call.timed)
         self._begun += 1
         self._running.add(progress)
@@ -279,8 +283,8 @@ class Calls:
                 self.on_ended(progress.times())
             if progress.finish in (Finish.STOP, Finish.LENGTH):
                 self._lengths.add(len(progress.produced))
-                if self._samples is not None and prompt:
-                    self._samples.add(prompt, call.prompt_ids, progress.produced, progress.replicas)
+                if self._samples is not None and first_prompt:
+                    self._samples.add(first_prompt, call.prompt_ids, progress.produced, progress.replicas)
 
     def group_began(self, group: str) -> None:
         """A session of this group was opened: its calls are as old as the version that is committed now."""
@@ -326,9 +330,9 @@ class Calls:
         return RolloutObservation(loads, self._fleet.slots.waiting, finished)
 
     def take_samples(self, replica_id: str) -> list[SharedSample]:
-        """Samples of other replicas, of the prompts that this one has calls of now; each once."""
-        prompts = {one.prompt for one in self._running if one.holds == replica_id and one.prompt}
-        return [] if self._samples is None else self._samples.take(replica_id, prompts)
+        """Samples of other replicas, of those first prompts that this one has calls of now; each once."""
+        first_prompts = {one.first_prompt for one in self._running if one.holds == replica_id and one.first_prompt}
+        return [] if self._samples is None else self._samples.take(replica_id, first_prompts)
 
     def waits(self) -> list[CallWait]:
         """All calls, as they wait now."""

@@ -24,6 +24,8 @@ BESIDE_SAMPLING = ("reasoning_ended", "reasoning_parser_kwargs")
 first."""
 RESUMED_TOKENS = "seamless_resumed_tokens"
 """In SamplingParams.extra_args: how many ids at the end of the prompt the call produced itself."""
+FIRST_PROMPT = "seamless_first_prompt"
+"""In SamplingParams.extra_args: the name of the prompt that the call's conversation began with."""
 
 
 class PauseMode(StrEnum):
@@ -44,6 +46,7 @@ class EngineRequest:
     prefer one cache. Of requests that wait, those of the smallest `priority` go first in an engine that orders by it.
     `media` is a pickled mapping of vLLM's `multi_modal_data` and `mm_processor_kwargs`; empty for none. With
     `routes_from` the chunks have routes: of the prompt's tokens from this one on (1 to P), and of all that follow.
+    Calls of conversations that began with one `first_prompt`, "" for none, are drafted from each other first.
     """
 
     request_id: str
@@ -54,6 +57,7 @@ class EngineRequest:
     priority: int = 0
     media: bytes = b""
     routes_from: int | None = None
+    first_prompt: str = ""
 
 
 class EngineSource(Protocol):

@@ -115,21 +115,28 @@ class LengthsByPrompt:
 
 
 class CallOrder:
-    """Gives calls their precedence. Owned state: the ages of groups and conversations, and the lengths of prompts."""
+    """Gives calls their precedence. Owned state: the ages of groups and conversations, what these began with, and the
+    lengths of prompts."""
 
     def __init__(self) -> None:
         self.lengths = LengthsByPrompt()
         self._tickets = count()
         self._groups = Remembered[int]()
         self._conversations = Remembered[int]()
+        self._first_prompts = Remembered[str]()
 
     def group_began(self, group: str, version: int) -> int:
         """The age of a group, of which this may be the first sign; `version` is the committed one."""
         return self._groups.first(group, version) if group else version
 
     def conversation_ended(self, key: str) -> None:
-        for ages in (self._conversations, self._groups):  # the latter where it had no group
-            ages.forget(key)
+        self._conversations.forget(key)
+        self._groups.forget(key)  # where it had no group
+        self._first_prompts.forget(key)
+
+    def first_prompt(self, key: str) -> str:
+        """The name of the prompt that this conversation began with, "" where that is not known."""
+        return self._first_prompts.get(key, "")
 
     def enter(
         self, ids: array[int], *, key: str, group: str, version: int, first: bool = False
@@ -146,4 +153,6 @@ class CallOrder:
         if not begins:
             return Precedence(age, False, 0, ticket), ""
         prompt = name_of(ids.tobytes())
+        if key:
+            self._first_prompts.put(key, prompt)
         return Precedence(age, True, self.lengths.shortness(prompt), ticket), prompt

@@ -1,4 +1,4 @@
-"""Samples that ended, for the engines that run other calls of the same prompts and did not generate them.
+"""Calls that ended, for the engines that run others of the same first prompts and did not generate them.
 
 Law: an engine is given each sample once at most, and none that it generated itself; at most `room` tokens are kept.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from array import array
 from collections import OrderedDict
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 
 ROOM = 1 << 22  # tokens
@@ -16,11 +16,24 @@ CONTEXT = 4  # tokens at a prompt's end that go with a sample
 
 @dataclass(frozen=True, slots=True)
 class SharedSample:
-    """`ids` int32 were generated after the prompt of this name, which ends with `context`."""
+    """`ids` int32 were generated after `context`, in a conversation that began with the prompt of this name."""
 
     prompt: str
     context: array[int]
     ids: array[int]
+
+
+def parts_of(samples: Iterable[SharedSample], room: int) -> Iterator[list[SharedSample]]:
+    """The samples in parts that end with the sample by which they have more tokens than `room`; one part at least."""
+    part: list[SharedSample] = []
+    size = 0
+    for sample in samples:
+        part.append(sample)
+        size += len(sample.ids)
+        if size > room:
+            yield part
+            part, size = [], 0
+    yield part
 
 
 class SharedSamples:
@@ -29,7 +42,7 @@ class SharedSamples:
         self._of_prompt: OrderedDict[str, list[tuple[SharedSample, set[str]]]] = OrderedDict()  # in order of use
 
     def add(self, prompt: str, prompt_ids: array[int], ids: array[int], replicas: Iterable[str]) -> None:
-        """A call of this prompt has ended; `replicas` have its tokens."""
+        """A call has ended, of a conversation that began with `prompt`; `replicas` have its tokens."""
         sample = SharedSample(prompt, prompt_ids[-CONTEXT:], ids)
         self._of_prompt.setdefault(prompt, []).append((sample, set(replicas)))
         self._of_prompt.move_to_end(prompt)

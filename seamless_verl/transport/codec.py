@@ -43,6 +43,7 @@ class Generate(msgspec.Struct, array_like=True, tag=2, frozen=True):
     priority: int
     media: bytes = b""
     routes_from: int | None = None
+    first_prompt: str = ""
 
 
 class Drop(msgspec.Struct, array_like=True, tag=3, frozen=True):
@@ -96,14 +97,14 @@ decode_message = msgspec.msgpack.Decoder(Message).decode
 def generate_message(call: int, request: EngineRequest) -> Generate:
     prompt, sampling = request.prompt_ids.tobytes(), dict(request.sampling)
     beside = (request.resumed_tokens, request.conversation, request.priority, request.media, request.routes_from)
-    return Generate(call, request.request_id, prompt, sampling, *beside)
+    return Generate(call, request.request_id, prompt, sampling, *beside, request.first_prompt)
 
 
 def engine_request(message: Generate) -> EngineRequest:
     """Raises ValueError unless the prompt is whole tokens."""
     prompt = unpack_array(TOKEN, message.prompt)
     beside = (message.resumed_tokens, message.conversation, message.priority, message.media, message.routes_from)
-    return EngineRequest(message.request_id, prompt, message.sampling, *beside)
+    return EngineRequest(message.request_id, prompt, message.sampling, *beside, message.first_prompt)
 
 
 def chunk_message(call: int, chunk: TokenChunk) -> Chunk:

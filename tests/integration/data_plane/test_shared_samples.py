@@ -1,4 +1,4 @@
-"""A replica that drafts is given what others generated after a prompt that it has a call of."""
+"""A replica that drafts is given what others generated after a prompt that it has a call of, in all their turns."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ class LearningServer(ReplicaServer):
 
     async def add(self, samples: Sequence[SharedSample]) -> None:
         self.samples += samples
-        self.learned.set()
+        if samples:
+            self.learned.set()
 
 
 @pytest.mark.parametrize("shares", [True, False])
@@ -57,8 +58,15 @@ async def test_the_last_call_of_a_prompt_gets_what_another_replica_generated(
         (sample,) = servers[of_long].samples
         assert sample.prompt == name_of(tokens(PROMPT).tobytes()) and sample.context.tolist() == PROMPT[-4:]
         assert sample.ids.tolist() == short.ids == stub_tokens(PROMPT, 20)
+        servers[of_long].learned.clear()
+    turn = [*PROMPT, *short.ids, 7]
+    await plane.generate("short", turn, {"max_tokens": 10})
+    if shares:
+        await asyncio.wait_for(servers[of_long].learned.wait(), 10)
+        later = servers[of_long].samples[-1]
+        assert later.prompt == sample.prompt and later.context.tolist() == turn[-4:], "a later turn is of its first one"
     await asyncio.sleep(0.1)
-    assert [len(server.samples) for server in servers] == [int(shares and i == of_long) for i in range(2)]
+    assert [len(server.samples) for server in servers] == [2 * (shares and i == of_long) for i in range(2)]
     assert not long.done()
     long.cancel()
     await asyncio.wait({long})

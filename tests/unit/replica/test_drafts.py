@@ -10,7 +10,9 @@ import pytest
 
 from seamless_verl.config.roles import OWN_DRAFTS
 from seamless_verl.replica.drafts import PROBE_EVERY, Acceptance, StepTimes, SuffixProposer, worthwhile
-from seamless_verl.rollout.engine import RESUMED_TOKENS
+from seamless_verl.rollout.engine import FIRST_PROMPT, RESUMED_TOKENS
+from seamless_verl.rollout.precedence import name_of
+from seamless_verl.trajectory.records import tokens
 
 PROMPT = [9, 8, 7, 6]
 ANSWER = [1, 2, 3, 4, 5, 1, 3, 5, 2, 4]
@@ -33,8 +35,10 @@ class Engine:
         self.limit, self.input_batch = limit, SimpleNamespace(req_ids=[])
         self.proposer.runner = self
 
-    def begin(self, name: str, prompt: list[int], max_tokens: int = 32, resumed: int = 0) -> None:
-        extra = {RESUMED_TOKENS: resumed} if resumed else None
+    def begin(
+        self, name: str, prompt: list[int], max_tokens: int = 32, resumed: int = 0, first_prompt: str = ""
+    ) -> None:
+        extra = {RESUMED_TOKENS: resumed, FIRST_PROMPT: first_prompt} if resumed or first_prompt else None
         params = SimpleNamespace(extra_args=extra, max_tokens=max_tokens)
         self.requests[name] = SimpleNamespace(num_prompt_tokens=len(prompt), sampling_params=params)
         self.tokens[name] = list(prompt)
@@ -82,6 +86,14 @@ def test_a_call_that_was_cut_goes_on_where_it_was() -> None:
     assert engine.step(b=ANSWER[4:5])["b"] == ANSWER[5:10]
 
 
+def test_a_later_turn_is_drafted_from_what_others_said_after_the_first_prompt() -> None:
+    engine = trusting(Engine())
+    engine.begin("a", PROMPT)
+    engine.step(a=ANSWER)
+    engine.begin("b", [*PROMPT, 2, 2, 2], first_prompt=name_of(tokens(PROMPT).tobytes()))
+    assert engine.step(b=ANSWER[:2])["b"] == ANSWER[2:4] and engine.proposer.calls["b"].own
+
+
 def test_nothing_is_drafted_beyond_the_last_token_of_a_call() -> None:
     engine = trusting(Engine())
     engine.begin("a", PROMPT)
@@ -117,10 +129,37 @@ def test_rejected_drafts_become_fewer_and_accepted_ones_more() -> None:
 def test_the_cost_of_a_draft_is_learned_from_the_times_of_steps() -> None:
     times = StepTimes()
     assert times.load(1) == times.load(64) == pytest.approx(0.5)
-    for tokens in (1, 4, 2, 8, 3, 16) * 10:
-        times.observe(tokens, 0.010 + 0.001 * tokens)
-        times.observe(tokens, 5.0)  # the engine was paused
+    for count in (1, 4, 2, 8, 3, 16) * 10:
+        times.observe(count, 0.010 + 0.001 * count)
+        times.observe(count, 5.0)  # the engine was paused
     assert times.load(1) == pytest.approx(1 / 11, rel=0.01) and times.load(90) == pytest.approx(0.9, rel=0.01)
+
+
+def test_what_drafts_save_is_the_steps_that_are_not_made_less_their_own_time() -> None:
+    times = StepTimes()
+    assert times.saved(1, 8, 8) == 0.0, "no step was measured"
+    for count in (1, 4, 2, 8, 3, 16) * 10:
+        times.observe(count, 0.010 + 0.001 * count)
+    assert times.saved(1, 4, 3) == pytest.approx(3 * 0.011 - 4 * 0.001, rel=0.01)
+    assert times.saved(5, 4, 0) == pytest.approx(-4 * 0.001, rel=0.01)
+    assert times.saved(5, 10, 5) == pytest.approx(0.015 - 10 * 0.001, rel=0.01)  # a step of five calls
+
+
+def test_gains_count_accepted_tokens_by_where_they_came_from() -> None:
+    engine = trusting(Engine())
+    engine.proposer.times.parts = lambda: (0.010, 0.001)  # type: ignore[method-assign]
+    engine.begin("a", PROMPT)
+    engine.step(a=ANSWER)
+    engine.begin("b", PROMPT)
+    assert engine.step(b=ANSWER[:3])["b"] == ANSWER[3:8]
+    engine.step(b=[*ANSWER[3:5], 7])
+    gains = engine.proposer.gains
+    assert (gains.of_prompt, gains.saved_s) == (2, pytest.approx(2 * 0.011 - 5 * 0.001))
+    engine.begin("c", [5, 5, 5])
+    drafted = engine.step(c=ANSWER[:2])["c"]
+    assert drafted and not engine.proposer.calls["c"].own
+    engine.step(c=[*drafted, 9])
+    assert gains.of_prompt == 2 and gains.saved_s > 0.017 + 0.009
 
 
 def test_the_setting_names_the_proposer() -> None:

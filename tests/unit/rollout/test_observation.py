@@ -44,10 +44,11 @@ def test_looks_add_up_over_engines_and_over_one_that_was_started_again() -> None
     assert use.metrics() == dict.fromkeys(CACHE_METRICS, 0.0)
     use.look("a", CacheUse(100, 60, 1))
     use.look("b", CacheUse(10, 0, 0))
-    use.look("a", CacheUse(150, 90, 4, 8, 3))
+    use.look("a", CacheUse(150, 90, 4, 8, 3, 2, 0.5))
     use.begins_again("a")
-    use.look("a", CacheUse(170, 5, 2, 1, 1))
+    use.look("a", CacheUse(170, 5, 2, 1, 1, 1, 0.25))
     assert use.metrics() == {
         **{"cache/prompt_tokens": 330.0, "cache/cached_tokens": 95.0, "cache/preempted": 6.0},
         **{"drafts/drafted": 9.0, "drafts/accepted": 4.0},
+        **{"drafts/accepted_of_prompt": 3.0, "drafts/saved_s": 0.75},
     }

@@ -203,3 +203,11 @@ def test_no_call_waits_for_ever(arrivals: list[tuple[bool, bool, int, str]], pre
         assert queue.waiting == 0
 
     asyncio.run(scenario())
+
+
+def test_a_conversation_keeps_the_name_of_the_prompt_that_it_began_with() -> None:
+    order = CallOrder()
+    (_, first), (_, other) = (order.enter(array("i", [one]), key="a", group="", version=0) for one in (1, 2))
+    assert first == order.first_prompt("a") and other == "", "the second call begins nothing"
+    order.conversation_ended("a")
+    assert order.first_prompt("a") == "" == order.first_prompt("b")

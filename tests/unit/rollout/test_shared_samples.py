@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 
-from seamless_verl.rollout.shared_samples import CONTEXT, SharedSamples
+from seamless_verl.rollout.shared_samples import CONTEXT, SharedSample, SharedSamples, parts_of
 
 PROMPT = array("i", range(10))
 
@@ -26,3 +26,9 @@ def test_no_more_than_its_room_is_kept_and_the_prompt_that_was_used_last_stays()
     shared.add("q", PROMPT, array("i", [3, 4]), {"a"})
     shared.add("p", PROMPT, array("i", [5]), {"a"})
     assert shared.take("b", {"q"}) == [] and len(shared.take("b", {"p"})) == 2
+
+
+def test_parts_end_where_they_have_more_than_the_room_and_there_is_always_one() -> None:
+    one, two, three = (SharedSample("p", PROMPT, array("i", range(length))) for length in (3, 2, 1))
+    assert list(parts_of([one, two, three], 4)) == [[one, two], [three]]
+    assert list(parts_of([one, two], 9)) == [[one, two]] and list(parts_of([], 4)) == [[]]
