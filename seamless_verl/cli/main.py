@@ -34,11 +34,14 @@ COMMANDS = {
     "runner": "run agents on tasks of a run that uses RunnerAgentLoop",
 }
 TOOLS = "seamless_verl.tools"
-MODULES = {name: f"seamless_verl.cli.{name}" for name in COMMANDS if name != CHECK} | {
+MODULES = {
+    "doctor": f"{TOOLS}.doctor.command",
+    "plan": f"{TOOLS}.plan.command",
     "calibrate": f"{TOOLS}.simulator.calibrate_command",
     "compare": f"{TOOLS}.compare.command",
-    "doctor": f"{TOOLS}.doctor.command",
+    "trajectories": f"{TOOLS}.trajectories.command",
     "view": f"{TOOLS}.view.__main__",
+    "runner": "seamless_verl.cli.runner",
 }
 OPTIMIZE = f"{TOOLS}.simulator.optimize_command"
 """What `plan --optimize` runs."""

@@ -8,11 +8,10 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, replace
 
-from seamless_verl.config.model import MODEL, OUR_ENGINES, WITHOUT_TE, model_config, text_config
+from seamless_verl.config.model import MODEL, WITHOUT_TE, model_config
 from seamless_verl.config.roles import (
     ENGINE_KWARGS,
     MEGATRON,
-    VANILLA,
     engine_option,
     has_hybrid_rollout,
     has_reward_model,
@@ -30,7 +29,7 @@ from seamless_verl.config.schema import Handover
 from seamless_verl.config.settings import Config, Settings
 from seamless_verl.resources.memory import EngineMemory, MemoryFacts, TrainingMemory
 from seamless_verl.resources.memory_fit import both_sides, gigabytes, host_bytes
-from seamless_verl.resources.model_facts import EXPERT_COUNTS, ModelFacts
+from seamless_verl.resources.model_facts import ModelFacts
 from seamless_verl.resources.parallel import ParallelSizes
 from seamless_verl.resources.placement import Roles
 from seamless_verl.resources.plan import Plan, make_plan
@@ -55,11 +54,11 @@ def plan_by_tags(config: Config) -> Plan | None:
 
 
 def _plan(settings: Settings, facts: MemoryFacts | None) -> Plan:
-    parts = resources_of(settings), _sizes(settings), replica_sizes(settings), roles_of(settings)
+    parts = resources_of(settings), parallel_sizes(settings), replica_sizes(settings), roles_of(settings)
     return make_plan(*parts, facts)
 
 
-def _sizes(settings: Settings) -> ParallelSizes:
+def parallel_sizes(settings: Settings) -> ParallelSizes:
     return trainer_sizes(settings) or ParallelSizes()
 
 
@@ -112,81 +111,6 @@ def _by_memory(settings: Settings) -> HandoverChoice:
     if fullest.peak.bound <= HEADROOM * facts.device_bytes:
         return HandoverChoice(Handover.RESIDENT, f"both fit, {needed}")
     return HandoverChoice(Handover.RELEASED, f"{needed}, of which {HEADROOM:.0%} may be planned, and {FREES}=True")
-
-
-MODEL_AXES = ("tensor_model", "pipeline_model", "expert_model", "expert_tensor")
-
-
-def export_line(settings: Settings) -> str:
-    """By which bridge Megatron's weights are exported, and whether the trainer waits for their staging, and why.
-
-    `weights/background.py` decides it in the workers, of the model that is built. Nothing for other engines.
-    """
-    if settings.mode != "seamless" or not uses_megatron(settings):
-        return ""
-    bridge = "mbridge" if settings.flag(VANILLA) else "Megatron-Bridge"
-    sizes = {f"{axis}_parallel_size": settings.integer(f"{MEGATRON}.{axis}_parallel_size", 1) for axis in MODEL_AXES}
-    why = [f"{name}={size}" for name, size in sizes.items() if size > 1]
-    why += ["param_offload=True"] if settings.flag(f"{MEGATRON}.param_offload") else []
-    config = model_config(settings, MODEL)
-    text = {} if config is None else text_config(config)
-    why += [f"{name}={text[name]}" for name in EXPERT_COUNTS if text.get(name)]
-    waits = f"the trainer waits for it ({', '.join(why)})" if why else "the trainer goes on"
-    return f"weights: exported by {bridge}; while they are staged, {waits}"
-
-
-ROUTES = f"{ENGINE}.enable_rollout_routing_replay"
-
-
-def routes_line(settings: Settings) -> str:
-    """What the routes take that engines return and R3 replays: an id for each layer, also of those without experts,
-    and chosen expert. Nothing of a run without them, or of a model that is not here."""
-    config = model_config(settings, MODEL) if settings.mode == "seamless" and settings.flag(ROUTES) else None
-    text = {} if config is None else text_config(config)
-    experts = next((text[name] for name in EXPERT_COUNTS if text.get(name)), 0)
-    layers, chosen = text.get("num_hidden_layers"), text.get("num_experts_per_tok")
-    if not experts or not layers or not chosen:
-        return ""
-    row = layers * chosen * (1 if experts <= ONE_BYTE else 2)
-    sessions = settings.integer("data.train_batch_size") * settings.integer(f"{ENGINE}.n", 1)
-    step = gigabytes(sessions * _longest(settings) * row)
-    return f"routes: {row:,} bytes a token in journal and rows, up to {step} for a step's {sessions:,} sessions"
-
-
-def shared_prefixes_line(settings: Settings) -> str:
-    """Whether updates compute the prompt of a group's sequences once, as far as settings say; nothing of verl's own
-    modes, and of groups of one."""
-    samples = settings.integer(f"{ENGINE}.n", 1)
-    if settings.mode != "seamless" or samples == 1:
-        return ""
-    if (against := shared_prefixes_obstacle(settings)) is not None:
-        return f"updates: each sequence is computed alone ({against})"
-    return f"updates: the prompt of a group's {samples} sequences is computed once (seamless.shared_prefixes=auto)"
-
-
-def shared_prefixes_obstacle(settings: Settings) -> str | None:
-    """What has each sequence computed alone; None where the workers may find nothing either.
-
-    `platform/megatron/shared_prefixes.py` decides it there, of the model that is built.
-    """
-    config = model_config(settings, MODEL) or {}
-    text, megatron = text_config(config), uses_megatron(settings)
-    against = {
-        "seamless.shared_prefixes=never": settings.seamless.shared_prefixes == "never",
-        "an engine other than Megatron's": not megatron,
-        "Transformer Engine's layers": megatron and settings.get(f"{MODEL}.external_lib") not in OUR_ENGINES,
-        "context parallelism": _sizes(settings).context > 1,
-        "experts": any(text.get(name) for name in EXPERT_COUNTS),
-        "adapters": trains_adapter(settings),
-        "a model of images": "vision_config" in config,
-        "multi-token prediction": settings.flag(f"{MODEL}.mtp.enable"),
-        "padded batches": not settings.flag(f"{MEGATRON}.use_remove_padding", True),
-        "fused kernels for the loss": settings.flag(f"{MODEL}.use_fused_kernels"),
-    }
-    return next((name for name, found in against.items() if found), None)
-
-
-ONE_BYTE = 256  # experts whose ids are one byte each (trajectory/routes.py)
 
 
 def resources_of(settings: Settings) -> Resources:
@@ -283,8 +207,8 @@ def host_memory(settings: Settings) -> int | None:
 
 
 def training_memory(settings: Settings) -> TrainingMemory:
-    sizes = _sizes(settings)
-    longest = -(-_longest(settings) // sizes.context)
+    sizes = parallel_sizes(settings)
+    longest = -(-longest_sequence(settings) // sizes.context)
     tokens = settings.integer(f"{ACTOR}.ppo_max_token_len_per_gpu", longest)
     if not settings.flag(f"{ACTOR}.use_dynamic_bsz"):
         tokens = settings.integer(f"{ACTOR}.ppo_micro_batch_size_per_gpu", 1) * longest
@@ -325,11 +249,11 @@ def engine_memory(settings: Settings) -> EngineMemory:
         cache_value_bytes=value,
         cache_in_switch=settings.mode == "seamless",
         kept_on_host=mtp and settings.host.accelerator,  # verl's `_resolve_sleep_level`
-        longest=_longest(settings),
+        longest=longest_sequence(settings),
     )
 
 
-def _longest(settings: Settings) -> int:
+def longest_sequence(settings: Settings) -> int:
     return settings.integer("data.max_prompt_length", 512) + settings.integer("data.max_response_length", 512)
 
 

@@ -47,15 +47,17 @@ BELOW = {
         *("errors", "runtime", "config", "resources", "platform", "trajectory", "journal"),
         *("rollout", "data_plane", "weights", "replica", "agent_loops", "algorithms", "shared_prefixes"),
     },
-    "cli": {
-        *("errors", "runtime", "trajectory", "journal", "config", "resources", "platform"),
-        *("agents", "client"),
-    },
+    "cli": {"errors", "runtime", "config", "agents", "client"},
     "run_folder": {"errors", "client", "config", "runtime"},
     "main_ppo": {"errors", "config", "platform", "trainer", "run_folder", "runtime"},
     "check": {"errors", "config", "runtime", "main_ppo"},
-    "tools.simulator": {"errors", "runtime", "resources", "algorithms", "cli", "config", "tools.compare", "tools.view"},
-    "tools.view": {"errors", "runtime", "resources", "trajectory", "journal", "cli"},
+    "tools.plan": {"errors", "resources", "platform", "config", "cli"},
+    "tools.trajectories": {"errors", "runtime", "trajectory", "journal", "cli"},
+    "tools.simulator": {
+        *("errors", "runtime", "resources", "algorithms", "cli", "config"),
+        *("tools.compare", "tools.plan", "tools.view"),
+    },
+    "tools.view": {"errors", "runtime", "resources", "trajectory", "journal", "cli", "tools.trajectories"},
     "tools.doctor": {"errors", "runtime", "config", "resources", "platform", "trajectory", "journal", "cli"},
     "tools.compare": {"errors", "runtime", "config", "platform", "tiny", "main_ppo", "cli", "resources"},
     "tools.bench": {

@@ -16,13 +16,7 @@ from dataclasses import replace
 from seamless_verl.cli.output import text_table
 from seamless_verl.config.checks.batches import MINI
 from seamless_verl.config.checks.batches import TRAIN as TRAIN_BATCH
-from seamless_verl.config.planning import (
-    memory_facts_with,
-    resources_of,
-    roles_of,
-    shared_prefixes_line,
-    shared_prefixes_obstacle,
-)
+from seamless_verl.config.planning import memory_facts_with, resources_of, roles_of
 from seamless_verl.config.roles import ROLLOUT_KEY as ENGINE
 from seamless_verl.config.roles import pool_backend
 from seamless_verl.config.schema import Handover, KvOnUpdate
@@ -34,6 +28,7 @@ from seamless_verl.resources.parallel import ParallelSizes, ReplicaSizes
 from seamless_verl.resources.plan import make_plan
 from seamless_verl.resources.tags import KEY as RESOURCES
 from seamless_verl.tools.compare.job import SCRIPT, reads_main
+from seamless_verl.tools.plan.run_lines import shared_prefixes_line, shared_prefixes_obstacle
 from seamless_verl.tools.simulator.calibration import read_calibration
 from seamless_verl.tools.simulator.machine import (
     ACCELERATORS,

@@ -18,10 +18,10 @@ from support.paths import RECIPES, child_environment
 from support.recipes import load
 
 from seamless_verl.cli.main import main
-from seamless_verl.cli.plan import compose_config
 from seamless_verl.config.adopting import adopt_handover, adopt_resources
 from seamless_verl.config.checks import find_problems
 from seamless_verl.config.planning import plan_of
+from seamless_verl.tools.plan.command import compose_config
 
 MATH, SWE = RECIPES / "math_grpo_8b", RECIPES / "swe_agent_32b"
 OF_THIS_MACHINE = ("platform", "vllm")  # what it has not installed

@@ -9,9 +9,9 @@ from support.cli import fill_journal
 from support.journal import chunk_appended, open_journal, write
 from support.view import CUT, JOURNAL, REPLY, make_run
 
-from seamless_verl.cli.show import format_account
 from seamless_verl.journal import HandedOver, HandOverBegun, JournalReader
 from seamless_verl.journal.recorded import parse_policy
+from seamless_verl.tools.trajectories.show import format_account
 from seamless_verl.tools.view.trajectory import MAX_TOKENS, Texts, Trajectory
 from seamless_verl.trajectory.sequences import assemble
 

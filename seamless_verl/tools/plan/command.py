@@ -59,8 +59,9 @@ def show_plan(args: argparse.Namespace) -> None:
     from seamless_verl.config import SeamlessConfig
     from seamless_verl.config.adopting import adopt
     from seamless_verl.config.checks import Settings, preflight_of_plan
-    from seamless_verl.config.planning import choose_handover, export_line, plan_of, routes_line, shared_prefixes_line
+    from seamless_verl.config.planning import choose_handover, plan_of
     from seamless_verl.platform.detect import on_cpu
+    from seamless_verl.tools.plan.run_lines import export_line, routes_line, shared_prefixes_line
 
     config = compose_config(args.config_dir, args.config_name, args.overrides, args.platform)
     cpu = config.trainer.device == "cpu"

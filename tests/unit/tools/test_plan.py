@@ -8,8 +8,8 @@ import pytest
 from support.config import TINY_CLI, tiny_files
 
 from seamless_verl.cli.main import main
-from seamless_verl.cli.plan import compose_config
 from seamless_verl.platform import detect
+from seamless_verl.tools.plan.command import compose_config
 
 
 @pytest.fixture(autouse=True)

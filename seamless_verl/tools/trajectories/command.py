@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from seamless_verl.cli.export import FORMATS, export_sessions
 from seamless_verl.cli.main import Commands, add_parser
-from seamless_verl.cli.show import list_sessions, show_session
 from seamless_verl.journal import Stage
+from seamless_verl.tools.trajectories.export import FORMATS, export_sessions
+from seamless_verl.tools.trajectories.show import list_sessions, show_session
 from seamless_verl.trajectory.policies import POLICIES, GrammarTokens
 
 

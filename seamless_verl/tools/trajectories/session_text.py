@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from seamless_verl.tools.trajectories.drift import Decode, Drift, find_drifts
 from seamless_verl.trajectory.account import DropReason
-from seamless_verl.trajectory.drift import Decode, Drift, find_drifts
 from seamless_verl.trajectory.policies import GrammarTokens, TokenPolicy
 from seamless_verl.trajectory.sequences import (
     NO_LIMITS,

@@ -9,7 +9,7 @@ import tracemalloc
 
 import numpy as np
 
-from seamless_verl.trajectory.drift import find_drifts
+from seamless_verl.tools.trajectories.drift import find_drifts
 from seamless_verl.trajectory.policies import TrainAll
 from seamless_verl.trajectory.records import Finish, Segment, Turn, logprobs, tokens
 from seamless_verl.trajectory.sequences import assemble

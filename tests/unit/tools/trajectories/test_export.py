@@ -16,9 +16,9 @@ from support.cli import NOTHING_LEFT_BEHIND, close_events, fill_journal, journal
 from support.journal import call_ended, call_started, chunk_appended, open_journal, session_opened, write
 from support.trajectory import segment, session, turn
 
-from seamless_verl.cli import export as export_command
-from seamless_verl.cli.export import ARRAYS, rows, write_jsonl
 from seamless_verl.cli.main import main
+from seamless_verl.tools.trajectories import export as export_command
+from seamless_verl.tools.trajectories.export import ARRAYS, rows, write_jsonl
 from seamless_verl.trajectory.images import GATEWAY_KEY, KEY
 from seamless_verl.trajectory.policies import MaskOlderThan, TrainAll
 from seamless_verl.trajectory.sequences import assemble

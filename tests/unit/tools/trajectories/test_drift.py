@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from support.trajectory import SessionModel, segment, session, sessions, turn
 
-from seamless_verl.trajectory.drift import Cause, Drift, find_drifts
+from seamless_verl.tools.trajectories.drift import Cause, Drift, find_drifts
 from seamless_verl.trajectory.records import Turn, tokens
 
 Chat = list[dict[str, Any]]

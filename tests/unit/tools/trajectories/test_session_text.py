@@ -6,12 +6,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.trajectory import SessionModel, segment, session, sessions, turn
 
+from seamless_verl.tools.trajectories.session_text import format_session
 from seamless_verl.trajectory.account import DropReason
 from seamless_verl.trajectory.policies import MaskOlderThan, TrainAll
 from seamless_verl.trajectory.records import Finish
 from seamless_verl.trajectory.sequences import SequenceLimits, assemble
 from seamless_verl.trajectory.session import Closed, SessionRecord
-from seamless_verl.trajectory.show import format_session
 
 
 def example() -> SessionRecord:

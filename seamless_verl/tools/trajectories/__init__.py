@@ -1,0 +1,1 @@
+"""Lists, shows and exports the sessions of a run's journal."""
