@@ -16,16 +16,10 @@ from seamless_verl.resources.lending import POLICIES
 from seamless_verl.runtime.fields import read_value
 from seamless_verl.tools.simulator.machine import MACHINES, named
 from seamless_verl.tools.simulator.report import calibration_table, results_table, results_to_json
-from seamless_verl.tools.simulator.scenario import SCHEDULERS, WORKLOADS, Deaths, Scenario, Scheduler
+from seamless_verl.tools.simulator.scenario import SCHEDULERS, WORKLOADS, Scenario, Scheduler
 from seamless_verl.tools.simulator.simulate import simulate
 
 PROG, AUTO = "python -m seamless_verl.tools.simulator", "auto"
-FLAGS = {  # and the fields of Scheduler that they set
-    "--drop": ("drop", "give old groups up instead of waiting for them"),
-    "--prefetch": ("prefetch", "the host prepares a mini-batch while devices compute"),
-    "--early-pause": ("early_pause", "pause engines for the host's work too"),
-    "--keep": ("keep_cache", "what engines have computed is kept over a weight update"),
-}
 SPREAD = tuple(i / 8 for i in range(9))  # pass rates from prompts that always fail to prompts that never do
 
 
@@ -55,17 +49,11 @@ def make_parser() -> argparse.ArgumentParser:
     add("--ahead", type=ahead, metavar="STEPS", help=steps)
     add("--updates", type=int, help="local updates of a step (verl's parameter_sync_step), a mini-batch each")
     add("--machine", default="devices", help=f"one of {', '.join(MACHINES)}")
-    add("--switch-s", type=float, help="seconds of a switch, each way")
     add("--tail-batching", type=float, metavar="SHARE", help="of extra prompts of a step")
     add("--shares-prompts", action="store_true", default=None, help="training computes a group's prompt once")
-    add("--host-s", type=float, help="seconds of the host's work on a mini-batch")
-    for flag, (field, text) in FLAGS.items():
-        add(flag, dest=field, action="store_true", default=None, help=text)
+    keep = "what engines have computed is kept over a weight update"
+    add("--keep", dest="keep_cache", action="store_true", default=None, help=keep)
     add("--look-s", type=float, help="seconds between two decisions of the policy while training waits")
-    add("--deaths-per-hour", type=float, default=0.0, help="of replicas, in the whole cluster")
-    add("--restart-s", type=float, default=60.0, help="seconds until a dead replica is back")
-    death = "the replica of this device, counted from 0, dies then, and is back after --restart-s"
-    add("--death", nargs="+", type=death_of, default=[], metavar="SECONDS:DEVICE", help=death)
     add("--seats", type=int, default=32, help="calls an engine runs at once")
     add("--sampler", help=f"who is sampled and how often: one of {', '.join(SAMPLERS)}")
     option = "an option of seamless.sampler that it reads"
@@ -86,8 +74,7 @@ def _simulate_all(args: argparse.Namespace) -> str:
 
 def scenarios(args: argparse.Namespace) -> dict[str, Scenario]:
     """The scenarios by the name of their line. Raises ConfigError for a name or number that cannot be."""
-    times = {"switch_to_rollout_s": args.switch_s, "switch_to_train_s": args.switch_s, "host_s": args.host_s}
-    times |= {"shares_prompts": args.shares_prompts}
+    times = {"shares_prompts": args.shares_prompts}
     one = Scenario(
         replace(named(WORKLOADS, args.workload, "workload"), pass_rates=tuple(args.pass_rates)),
         tuple(device for text in args.devices for device in _devices(text)),
@@ -95,7 +82,6 @@ def scenarios(args: argparse.Namespace) -> dict[str, Scenario]:
         seats=args.seats,
         steps=args.steps,
         seed=args.seed,
-        deaths=Deaths(args.deaths_per_hour, args.restart_s, tuple(args.death)),
         sampler=args.sampler,
         sampler_options=_sampler_options(args.sampler, args.sampler_option),
     )
@@ -126,15 +112,6 @@ def _devices(text: str) -> tuple[frozenset[str], ...]:
 def ahead(text: str) -> float | str:
     """A number, or AUTO; ValueError for another text."""
     return AUTO if text == AUTO else float(text)
-
-
-def death_of(text: str) -> tuple[float, int]:
-    """Reads SECONDS:DEVICE; ValueError for another text."""
-    seconds, _, device = text.partition(":")
-    return float(seconds), int(device)
-
-
-death_of.__name__ = "SECONDS:DEVICE"  # as argparse names it where the text is none
 
 
 def _sampler_options(sampler: str | None, given: Sequence[str]) -> dict[str, object]:

@@ -1,9 +1,7 @@
-"""The policies of a real run, asked in virtual time: how far to go ahead, who is lent, and which replicas are dead."""
+"""The policies of a real run, asked in virtual time: how far to go ahead, and who is lent."""
 
 from __future__ import annotations
 
-from functools import partial
-from random import Random
 from typing import NamedTuple
 
 from seamless_verl.resources.ahead import AheadLevel, EngineUse
@@ -12,7 +10,7 @@ from seamless_verl.resources.lending.policy import Costs, Demand, DeviceView, Le
 from seamless_verl.tools.simulator.cluster import VirtualCluster
 from seamless_verl.tools.simulator.engine import SimulatedDevice, SimulatedGroup, SimulatedUse
 from seamless_verl.tools.simulator.groups import PromptGroups
-from seamless_verl.tools.simulator.scenario import HOUR_S, Deaths, Scheduler
+from seamless_verl.tools.simulator.scenario import Scheduler
 
 
 class SimulatedLoad(NamedTuple):
@@ -48,11 +46,10 @@ class AheadControl:
         seconds, self.looked = self.cluster.now - self.looked, self.cluster.now
         loads = []
         for device in self.cluster.devices:
-            if not device.away:
-                engine = device.engine
-                tokens = self.generated.get(device.name, 0.0) + device.rate * seconds
-                self.generated[device.name] = tokens
-                loads.append(SimulatedLoad(device.name, engine.running, engine.seats, tokens, device.serving))
+            engine = device.engine
+            tokens = self.generated.get(device.name, 0.0) + device.rate * seconds
+            self.generated[device.name] = tokens
+            loads.append(SimulatedLoad(device.name, engine.running, engine.seats, tokens, device.serving))
         self.use.look(loads, self.cluster.waiting, self.cluster.now, self.level.level)
 
     def step_ended(self) -> None:
@@ -168,44 +165,8 @@ class LendingController:
             sum(1 for sample in engine.samples if sample.group in urgent) if urgent else 0,
             device.rate * speed,
             engine.longest * self.cluster.step_s[running] / speed if running else 0.0,
-            0 if device.away else engine.seats,
+            engine.seats,
         )
 
     def train_devices_ready(self) -> bool:
         return all(device.use is Use.TRAIN and device.switching_until is None for device in self.trains)
-
-
-class DeathController:
-    """Lets replicas of a simulated cluster die and come back; `count` has how many died.
-
-    Invariant: a device whose replica is dead runs no call; the calls that it had are in the queue again.
-    """
-
-    def __init__(self, cluster: VirtualCluster, deaths: Deaths, seed: int) -> None:
-        self.cluster, self.deaths, self.draw = cluster, deaths, Random(f"{seed}/deaths")
-        self.count = 0
-        for at_s, number in deaths.at:
-            cluster.after(at_s, partial(self.kill, cluster.devices[number]))
-        self._await_random_death()
-
-    def kill(self, device: SimulatedDevice) -> None:
-        """Ends its replica, which is back after `restart_s`; nothing if it is dead already."""
-        if not device.away:
-            self.count += 1
-            self.cluster.cut(device)
-            self._set_away(device, True)
-            self.cluster.after(self.deaths.restart_s, partial(self._set_away, device, False))
-
-    def _set_away(self, device: SimulatedDevice, away: bool) -> None:
-        device.away, self.cluster.changed = away, True
-        self.cluster.update(device)
-
-    def _await_random_death(self) -> None:
-        if self.deaths.per_hour:
-            self.cluster.after(self.draw.expovariate(self.deaths.per_hour / HOUR_S), self._random_death)
-
-    def _random_death(self) -> None:
-        alive = [device for device in self.cluster.devices if device.generates and not device.away]
-        if alive:
-            self.kill(self.draw.choice(alive))
-        self._await_random_death()

@@ -230,8 +230,6 @@ class SimulatedUse(StrEnum):
     """changing its use"""
     SYNC = "sync"
     """a weight update"""
-    AWAY = "away"
-    """its replica is dead, and it does not train"""
     IDLE = "idle"
     """none of these"""
 
@@ -245,7 +243,6 @@ class SimulatedDevice:
     engine: SimulatedEngine
     use: Use = Use.TRAIN
     switching_until: float | None = None  # the end of a switch to `use`, None outside one
-    away: bool = False  # its replica is dead
     rate: float = 0.0  # tokens/s of its engine now
     changes: int = 0  # how often what it does has changed
     kind: SimulatedUse = SimulatedUse.IDLE
@@ -267,7 +264,7 @@ class SimulatedDevice:
     @property
     def serving(self) -> bool:
         """Whether its engine runs calls, but for weight updates."""
-        return self.use is Use.ROLLOUT and self.switching_until is None and not self.away
+        return self.use is Use.ROLLOUT and self.switching_until is None
 
     @property
     def with_trainer(self) -> bool:
@@ -279,12 +276,10 @@ class SimulatedDevice:
         self.counted_to = now
 
     def kind_now(self, *, computing: bool, syncing: bool) -> SimulatedUse:
-        if syncing and not self.away:
+        if syncing:
             return SimulatedUse.SYNC
         if self.switching_until is not None:
             return SimulatedUse.SWITCH
         if computing and self.use is Use.TRAIN:
             return SimulatedUse.TRAIN
-        if self.away:
-            return SimulatedUse.AWAY
         return SimulatedUse.ROLLOUT if self.serving and self.engine.running else SimulatedUse.IDLE

@@ -1,9 +1,9 @@
-"""Describes a run to simulate: its workload, devices, machine and scheduler, and which of its replicas die."""
+"""Describes a run to simulate: its workload, devices, machine and scheduler."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from random import Random
 from typing import TypeAlias
@@ -13,8 +13,6 @@ from seamless_verl.resources.lending import lending_policy
 from seamless_verl.resources.lending.policy import LendingPolicy, StepBoundary, Tag
 from seamless_verl.tools.simulator.machine import MachineProfile
 
-HOUR_S = 3600.0
-MOST_DEATHS = HOUR_S  # an hour: one a second
 VERL_RESUME_S = 1.0  # its client sleeps that long before it continues a cut call
 BOTH = frozenset({Tag.TRAIN, Tag.ROLLOUT})
 TRAIN, ROLLOUT = frozenset({Tag.TRAIN}), frozenset({Tag.ROLLOUT})
@@ -108,12 +106,10 @@ class Scheduler:
     ahead: float | None = None  # batches submitted beyond the current one; None: max_staleness
     finds_ahead: bool = False  # as many as a run finds with seamless.ahead=null
     enforce_bound: bool = True  # hold training back for old groups too, not only limit how many are outstanding
-    drop: bool = False  # drop old groups instead of waiting for them
     oldest_first: bool = True  # seats are for the groups submitted first, else for the calls that arrived first
     carry: bool = False  # calls of a reclaimed device move to others, whatever the policy says
     carry_s: float = 0.02  # until a cut call is submitted again
     cut_at_sync: bool = False  # cut all calls at a weight update
-    prefetch: bool = False  # the host works on the next mini-batch while devices compute
     early_pause: bool = False  # reclaim before the host's work on a mini-batch, as verl does, not for computation only
     refill: bool = True  # submit before each update, not only when a step begins
     keep_cache: bool = False  # keep over a weight update what engines have computed
@@ -165,38 +161,6 @@ SCHEDULERS: Mapping[str, Scheduler] = {
 
 
 @dataclass(frozen=True)
-class Deaths:
-    """Deaths of replicas: drawn from the run's seed, so many an hour in the whole cluster, and `at` (seconds, device).
-
-    Intervals are exponential, victims are uniform. A dead replica's calls continue on others. It is back after
-    `restart_s`, with the committed weights. A device that also trains goes on training.
-    """
-
-    per_hour: float = 0.0
-    restart_s: float = 60.0
-    at: tuple[tuple[float, int], ...] = ()
-
-    def check(self, devices: Sequence[frozenset[str]]) -> None:
-        """Raises ConfigError for what is out of its bounds, or cannot be a death of one of these devices."""
-        for key, value, most in (
-            ("deaths_per_hour", self.per_hour, MOST_DEATHS),
-            ("restart_s", self.restart_s, HOUR_S),
-        ):
-            if not 0 <= value <= most:
-                raise ConfigError(key, value, "it is out of its bounds", f"Give 0 to {most:g}")
-        for at_s, device in self.at:
-            reason, way_out = "", ""
-            if not (math.isfinite(at_s) and at_s >= 0):
-                reason, way_out = "that is no time of the run", "Give 0 seconds or more"
-            elif not 0 <= device < len(devices):
-                reason, way_out = f"there is no device {device}", f"Give 0 to {len(devices) - 1}"
-            elif Tag.ROLLOUT not in devices[device]:
-                reason, way_out = f"device {device} does not generate", "Choose a device tagged rollout"
-            if reason:
-                raise ConfigError("--death", f"{at_s:g}:{device}", reason, way_out)
-
-
-@dataclass(frozen=True)
 class Scenario:
     """One run. A device may stand for several that work as one: a replica of them, and as many ranks of the trainer.
 
@@ -211,7 +175,6 @@ class Scenario:
     steps: int = 40
     warmup: int = 3  # first steps that are not measured
     seed: int = 1
-    deaths: Deaths = field(default_factory=Deaths)
     sampler: str | None = None  # one of algorithms/samplers; None gives each prompt the workload's samples
     sampler_options: Mapping[str, object] = field(default_factory=dict)
 
@@ -220,7 +183,6 @@ class Scenario:
             if not any(tag in tags for tags in self.devices):
                 text = " ".join("+".join(sorted(tags)) for tags in self.devices)
                 raise ConfigError("devices", text, f"no device is tagged {tag}", f"Tag one {tag}")
-        self.deaths.check(self.devices)
         prompts, updates = self.workload.prompts, self.scheduler.updates
         if prompts % updates:
             reason = f"{prompts} prompts do not divide into as many local updates"

@@ -9,7 +9,7 @@ from typing import Any
 from seamless_verl.resources.ahead import StalenessBound
 from seamless_verl.resources.lending.policy import LendingPolicy
 from seamless_verl.tools.simulator.cluster import VirtualCluster
-from seamless_verl.tools.simulator.controllers import AheadControl, DeathController, LendingController
+from seamless_verl.tools.simulator.controllers import AheadControl, LendingController
 from seamless_verl.tools.simulator.engine import SimulatedDevice, SimulatedEngine, SimulatedSample, SimulatedUse
 from seamless_verl.tools.simulator.groups import PromptGroups, SimulatedPrompts
 from seamless_verl.tools.simulator.scenario import Scenario
@@ -28,7 +28,6 @@ class Result:
     idle_share: float
     held_share: float  # of time in which training waited only for an old group
     dropped_share: float  # of all generated tokens
-    away_share: float  # of all device time in which a device that did not train had no replica
     max_staleness: int  # in steps, from submission to training
     max_token_age: int  # in weight versions, from a sample's first token to its training
     mean_token_age: float
@@ -59,7 +58,6 @@ class Result:
             idle_share=sum(of[SimulatedUse.IDLE] for of in seconds) / wall / len(seconds),
             held_share=measured.held_s / wall,
             dropped_share=measured.dropped_tokens / (measured.dropped_tokens + measured.tokens),
-            away_share=sum(of[SimulatedUse.AWAY] for of in seconds) / wall / len(seconds),
             max_staleness=measured.max_staleness,
             max_token_age=measured.max_token_age,
             mean_token_age=measured.age_tokens / measured.tokens,
@@ -101,7 +99,6 @@ class Simulation:
             priority=self._priority,
             carry_s=scheduler.carry_s,
         )
-        self.deaths = DeathController(self.cluster, scenario.deaths, scenario.seed)
         self.measurements = Measurements(self.cluster, scenario.warmup)
         self.lending = LendingController(self.cluster, self.groups, self.policy, scheduler)
         self.prompts = SimulatedPrompts(scenario)

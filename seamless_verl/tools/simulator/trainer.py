@@ -110,7 +110,6 @@ class SimulatedTrainer:
         self.step = self.drawn = 0
         self.tail = TailBatching(extra_prompts(scenario.scheduler.tail_batching, scenario.workload.prompts))
         self.deferred: dict[str, SimulatedGroup] = {}
-        self.host_began: float | None = None  # when the host could begin on the mini-batch to be taken next
 
     def run_steps(self) -> Iterator[Condition]:
         scheduler, prompts = self.scenario.scheduler, self.scenario.workload.prompts
@@ -187,10 +186,8 @@ class SimulatedTrainer:
             self.prompts.trained(group)
         if self.tail.extra and update + 1 == self.scenario.scheduler.updates:
             self._defer_rest()
-        started_at = self.cluster.now if self.host_began is None else self.host_began
-        host_s, self.host_began = max(0.0, started_at + machine.host_s - self.cluster.now), None
-        self.lending.set_due(self.cluster.now + (0 if self.scenario.scheduler.early_pause else host_s))
-        yield from self._wait(host_s, wake_before=machine.switch_to_train_s)
+        self.lending.set_due(self.cluster.now + (0 if self.scenario.scheduler.early_pause else machine.host_s))
+        yield from self._wait(machine.host_s, wake_before=machine.switch_to_train_s)
         yield self.lending.train_devices_ready
         started_at = self.cluster.now
         tokens, rows = sum(group.trained_tokens for group in batch), sum(len(group.samples) for group in batch)
@@ -199,26 +196,14 @@ class SimulatedTrainer:
         if devices > 1:
             seconds += machine.train_sync_s / self.scenario.scheduler.updates
         self.cluster.begin_computation(seconds)
-        yield lambda: self._computation_done(update)
+        yield lambda: not self.cluster.computing
         self.lending.record_computation(self.cluster.now - started_at)
         self.lending.set_due(None)
         self.groups.finish_training()
 
     def _can_take(self, update: int) -> bool:
-        """Whether a mini-batch can be taken; late groups are dropped for that where the scheduler drops them."""
-        if not self.groups.has_mini_batch():
-            return False
-        while self.scenario.scheduler.drop and (late := self.groups.late_groups(self.step, update)):
-            self._drop(late[0])
-        return not self.groups.held(self.step, update)
-
-    def _computation_done(self, update: int) -> bool:
-        scheduler = self.scenario.scheduler
-        following = (self.step, update + 1) if update + 1 < scheduler.updates else (self.step + 1, 0)
-        if scheduler.prefetch and self.host_began is None:
-            takeable = self.groups.has_mini_batch() and not self.groups.held(*following)
-            self.host_began = self.cluster.now if takeable else None
-        return not self.cluster.computing
+        """Whether a mini-batch can be taken."""
+        return self.groups.has_mini_batch() and not self.groups.held(self.step, update)
 
     def _drop(self, group: SimulatedGroup) -> None:
         self.groups.drop(group)

@@ -43,11 +43,9 @@ schedulers = st.builds(
     policy=st.sampled_from(["marginal", "step_boundary"]),
     max_staleness=st.sampled_from([0, 1, 4]),
     updates=st.sampled_from([1, 2, 4]),
-    drop=st.booleans(),
     oldest_first=st.booleans(),
     carry=st.booleans(),
     cut_at_sync=st.booleans(),
-    prefetch=st.booleans(),
     early_pause=st.booleans(),
 )
 machines = st.builds(
@@ -255,8 +253,6 @@ def test_the_command_prints_a_table_json_and_mistakes(capsys: pytest.CaptureFixt
         (["--tail-batching", "0.2"], "tail_batching=0.2"),
         (["--steps", "3"], "steps=3"),
         (["--devices", "0*train+rollout"], "devices='0*train+rollout'"),
-        (["--deaths-per-hour", "-1"], "deaths_per_hour=-1"),
-        (["--death", "1:9"], "--death='1:9'"),
         (["--sampler-option", "rate=0.3"], "--sampler-option='rate=0.3': is not read by sampler None. Give --sampler"),
         (["--sampler", "gdro", "--sampler-option", "threshold=1"], "Give rate or least or most"),
         (["--sampler", "gdro", "--sampler-option", "least=few"], "--sampler-option least='few'"),
