@@ -17,8 +17,6 @@ class Level(StrEnum):
 
     OK = "ok"
     """Nothing to do."""
-    NOTE = "note"
-    """Not in order, or not known, and no trouble for a run here."""
     WARNING = "warning"
     """A run works, but slower, or only in some layouts."""
     ERROR = "error"
@@ -97,13 +95,6 @@ class Facts:
     devices: tuple[InstalledDevice, ...]  # as nvidia-smi lists them
     memory: int | None
     memory_available: int
-    reserved_huge: int  # in reserved huge pages
-    transparent_huge: str | None  # the kernel's mode for all other pages
-
-    synchronized: bool | None  # the clock, by the kernel's account
-    max_error: float | None
-    behind_files: float  # how far the clock is behind the time of this package's files; 0 where it is not
-    ntp_clients: tuple[str, ...]  # that are seen to run here
 
     open_files: tuple[int | None, int | None]  # limits of a process, soft and hard; None is no limit
     processes: int | None

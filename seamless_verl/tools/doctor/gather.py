@@ -5,7 +5,6 @@ It starts nothing but nvidia-smi, imports none of torch, ray, verl and vllm, and
 
 from __future__ import annotations
 
-import ctypes
 import os
 import platform
 import re
@@ -13,7 +12,6 @@ import resource
 import socket
 import sys
 import tempfile
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing, suppress
 from importlib.metadata import entry_points
@@ -27,7 +25,7 @@ from seamless_verl.config.checks.hosts import VERIFIED_CPU, VERIFIED_CUDA, Verif
 from seamless_verl.config.paths import existing_folder, looking_at, write_error
 from seamless_verl.config.schema import usable_cores
 from seamless_verl.platform.detect import DEVICES, on_cpu, torch_is_for_accelerators
-from seamless_verl.resources.memory_fit import MEMINFO, host_bytes
+from seamless_verl.resources.memory_fit import host_bytes
 from seamless_verl.resources.visible_devices import installed_devices
 from seamless_verl.runtime.supervisor import ray_folder
 from seamless_verl.tools.doctor.facts import ENTRY_POINTS, Facts, FileSystem, RayNode, Temporary
@@ -36,8 +34,6 @@ SHARED_MEMORY = "/dev/shm"
 CONTAINER_TASKS = tuple(Path("/sys/fs/cgroup", folder) for folder in ("", "pids"))  # of cgroup version 2, and 1
 ELSEWHERE = ("8.8.8.8", 53)  # an address that is not on this host; nothing is sent to it
 CONNECT_TIMEOUT_S = 2.0
-UNSYNCHRONIZED = 0x40  # STA_UNSYNC of sys/timex.h, which timedatectl shows as NTPSynchronized, too
-NTP_CLIENTS = ("chronyd", "ntpd", "systemd-timesyncd", "ptp4l")
 SUPERVISED, SUPERVISED_FILE = "seamless_verl.main_ppo", "seamless_verl/main_ppo.py"  # what calls `supervise`
 RAYLET, SESSION = "raylet", re.compile(r"--(?:session_dir|temp_dir)=(.+)")
 
@@ -80,9 +76,6 @@ def gather(folder: Path, ports: Sequence[int] = (), environ: Mapping[str, str] =
         devices=installed_devices(),
         memory=host_bytes(),
         memory_available=psutil.virtual_memory().available,
-        reserved_huge=reserved_huge_bytes(_text(MEMINFO)),
-        transparent_huge=chosen_of(_text("/sys/kernel/mm/transparent_hugepage/enabled")),
-        **_clock(),
         open_files=(soft, hard),
         processes=_limit(resource.getrlimit(resource.RLIMIT_NPROC)[0]) if bound else None,
         locked_memory=_limit(resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]),
@@ -103,33 +96,6 @@ def gather(folder: Path, ports: Sequence[int] = (), environ: Mapping[str, str] =
 
 def _version(distribution: str) -> str | None:
     return installed(Verified((distribution,), "", None))
-
-
-class Timex(ctypes.Structure):
-    """The beginning of the kernel's `struct timex` of sys/timex.h, and room for the rest of it."""
-
-    _fields_ = (
-        ("modes", ctypes.c_uint),
-        ("offset", ctypes.c_long),
-        ("freq", ctypes.c_long),
-        ("maxerror", ctypes.c_long),  # in microseconds
-        ("esterror", ctypes.c_long),
-        ("status", ctypes.c_int),
-        ("rest", ctypes.c_byte * 256),
-    )
-
-
-def _clock() -> dict[str, Any]:
-    running = {process.info["name"] for process in psutil.process_iter(["name"])}
-    timex = Timex()  # modes=0 sets nothing
-    adjtimex = getattr(ctypes.CDLL(None), "adjtimex", None)
-    known = adjtimex is not None and adjtimex(ctypes.byref(timex)) >= 0
-    return {
-        "synchronized": not timex.status & UNSYNCHRONIZED if known else None,
-        "max_error": timex.maxerror / 1e6 if known else None,
-        "behind_files": max(0.0, Path(__file__).stat().st_mtime - time.time()),
-        "ntp_clients": tuple(name for name in NTP_CLIENTS if name in running),
-    }
 
 
 def _limit(number: int) -> int | None:
@@ -254,18 +220,6 @@ def processor_flags(cpuinfo: str) -> frozenset[str]:
     """The flags of the first processor in /proc/cpuinfo; empty where it has none."""
     found = re.search(r"^flags\s*:(.*)$", cpuinfo, re.MULTILINE)
     return frozenset(found[1].split()) if found else frozenset()
-
-
-def reserved_huge_bytes(meminfo: str) -> int:
-    """Bytes of memory in reserved huge pages of the usual size, by /proc/meminfo."""
-    numbers = {name: int(value) for name, value in re.findall(r"^(\w+):\s+(\d+)", meminfo, re.MULTILINE)}
-    return numbers.get("HugePages_Total", 0) * numbers.get("Hugepagesize", 0) * 1024
-
-
-def chosen_of(text: str) -> str | None:
-    """The word in brackets: `madvise` of `always [madvise] never`."""
-    found = re.search(r"\[(\w+)\]", text)
-    return found[1] if found else None
 
 
 def mount_of(mounts: Iterable[Any], path: str) -> tuple[str, frozenset[str]]:

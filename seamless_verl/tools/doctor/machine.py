@@ -1,4 +1,4 @@
-"""Probes of the machine: devices, memory, clock, limits of a process, shared memory, temporary files, disks."""
+"""Probes of the machine: devices, memory, limits of a process, shared memory, temporary files, disks."""
 
 from __future__ import annotations
 
@@ -7,15 +7,11 @@ import os
 from seamless_verl.errors import ConfigError
 from seamless_verl.resources.visible_devices import ORDER, PCI, VARIABLE, order_problem, visible_devices
 from seamless_verl.runtime.scratch import FALLBACK, PROCESS_SOCKETS, RAY_SOCKETS, max_parent_bytes
-from seamless_verl.tools.doctor.facts import Facts, FileSystem, Judgement, Level, error, ok, warning
+from seamless_verl.tools.doctor.facts import Facts, FileSystem, Judgement, error, ok, warning
 
 GIB = 2**30
 THREADS = "OMP_NUM_THREADS"
-HUGE_TENSORS = "THP_MEM_ALLOC_ENABLE"  # torch's: its allocator then asks for transparent huge pages
 NEEDED_MEMORY = 8 * GIB  # docs/cpu.md, for the smallest model
-RESERVED_SHARE = 0.05  # of memory in reserved huge pages, which nothing of a run takes
-CLOCK_ERROR_S = 0.1  # between machines: the shares of the ledger's shortest stages
-FILES_AHEAD_S = 60.0  # a server of files may have another clock
 LEAST_FILES, ENOUGH_FILES = 1024, 8192  # Ray's warning recommends the second
 RAISED_FILES = 65536  # to which Ray raises the soft limit, as far as the hard one allows
 ENOUGH_TASKS = 4096  # threads and processes: each of Ray's workers has dozens
@@ -77,38 +73,6 @@ def probe_memory(facts: Facts) -> list[Judgement]:
     if available < NEEDED_MEMORY / 2:
         return warning(f"{text}: other programs have the rest", "End those that you do not need")
     return ok(text)
-
-
-def probe_huge_pages(facts: Facts) -> list[Judgement]:
-    """Reserved huge pages are lost to a run, and transparent ones come as the kernel's mode says."""
-    reserved, mode = facts.reserved_huge, facts.transparent_huge
-    if facts.memory and reserved > RESERVED_SHARE * facts.memory:
-        text = f"{gib(reserved)} of memory are reserved as huge pages, which nothing of a run takes"
-        return warning(text, "Give them back: sysctl vm.nr_hugepages=0")
-    if facts.environ.get(HUGE_TENSORS) == "1" and mode == "never":
-        text = f"{HUGE_TENSORS}=1 asks for transparent huge pages, and the kernel gives none"
-        return warning(text, f"echo madvise > /sys/kernel/mm/transparent_hugepage/enabled, or unset {HUGE_TENSORS}")
-    return ok(f"{gib(reserved) if reserved else 'none'} reserved, transparent ones: {mode or 'not known'}")
-
-
-def probe_clock(facts: Facts) -> list[Judgement]:
-    """Machines of one run agree about the time, by which device-seconds and journals are ordered."""
-    if facts.behind_files > FILES_AHEAD_S:
-        text = f"it is {facts.behind_files:.0f} s behind the time of this package's files"
-        return warning(text, "Set it: timedatectl set-ntp true, or date -s")
-    if facts.synchronized and (facts.max_error is None or facts.max_error <= CLOCK_ERROR_S):
-        return ok("synchronized, as the kernel has it")
-    way_out = "Run an NTP client on every machine, such as chrony"
-    # a container does not see the clients of its host
-    clients = f"{' and '.join(facts.ntp_clients)} runs" if facts.ntp_clients else "no NTP client is seen to run here"
-    if facts.synchronized is None:
-        text = f"not known whether it is synchronized: the kernel does not say, and {clients}"
-        return [Judgement(Level.NOTE, text, way_out)]
-    state = f"may be {facts.max_error:.1f} s off" if facts.synchronized else "is not synchronized, as the kernel has it"
-    if facts.joins_named_cluster:
-        text = f"{state}, and {clients}; the devices' time is added up over the machines of RAY_ADDRESS"
-        return warning(text, way_out)
-    return [Judgement(Level.NOTE, f"{state}, and {clients}; that matters only between machines", way_out)]
 
 
 def probe_open_files(facts: Facts) -> list[Judgement]:

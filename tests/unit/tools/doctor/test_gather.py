@@ -13,11 +13,9 @@ import pytest
 
 from seamless_verl.errors import ConfigError
 from seamless_verl.tools.doctor.gather import (
-    chosen_of,
     gather,
     mount_of,
     processor_flags,
-    reserved_huge_bytes,
     supervisor_of,
 )
 
@@ -47,12 +45,7 @@ def test_a_folder_that_may_not_be_looked_at(tmp_path: Path) -> None:
         gather(tmp_path / ("x" * 300) / "run")
 
 
-def test_words_and_numbers_of_the_kernel() -> None:
-    assert chosen_of("always [madvise] never\n") == "madvise"
-    assert chosen_of("") is None
-    meminfo = "MemTotal: 64000 kB\nHugePages_Total:      12\nHugepagesize:       2048 kB\n"
-    assert reserved_huge_bytes(meminfo) == 12 * 2048 * 1024
-    assert reserved_huge_bytes("MemTotal: 64000 kB\n") == 0
+def test_flags_of_the_processor() -> None:
     cpuinfo = "processor\t: 0\nflags\t\t: fpu avx2 avx512f\n\nprocessor\t: 1\nflags\t\t: fpu\n"
     assert processor_flags(cpuinfo) == {"fpu", "avx2", "avx512f"}
     assert processor_flags("Features : neon") == set()

@@ -1,4 +1,4 @@
-"""After each event of a simulated run: a call is in one place only, and no engine works for a group that was dropped."""
+"""After each event of a simulated run a call is in one place only, and of a group that is still generated."""
 
 from __future__ import annotations
 
