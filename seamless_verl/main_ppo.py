@@ -259,7 +259,9 @@ def run(config: DictConfig) -> None:
                 train(config)
         finally:
             stop_ray()
-    if seamless.console == "line" and config.trainer.v1.trainer_mode not in VERL_MODES:  # whose trainers keep no curve
+    if (
+        seamless.console == "line" and config.trainer.v1.trainer_mode not in VERL_MODES
+    ):  # whose trainers keep no metrics
         plot_validation_curve(config)
 
 
@@ -307,11 +309,11 @@ def stop_ray() -> None:
 
 
 def plot_validation_curve(config: DictConfig) -> None:
-    from seamless_verl.trainer.step_log import ValidationCurve, text_plot
+    from seamless_verl.runtime.step_metrics import StepMetrics
+    from seamless_verl.trainer.step_log import validation_plot
 
-    points = ValidationCurve.beside(config.trainer.default_local_dir).points()
-    if len(points) > 1:
-        sys.stdout.write(text_plot(points) + "\n")
+    if plot := validation_plot(StepMetrics.beside(config.trainer.default_local_dir).rows()):
+        sys.stdout.write(plot + "\n")
 
 
 if __name__ == "__main__":

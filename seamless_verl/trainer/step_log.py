@@ -1,4 +1,4 @@
-"""What a run logs of each step, for loggers, the file of step metrics and the terminal; and the validation curve.
+"""What a run logs of each step, for loggers, the file of step metrics and the terminal.
 
     step:12 of 80  reward 0.231  validation 0.204  273 tokens/s  1.9 s  idle 23%  staleness 1
         ahead 2 (engines lost 12%; 9% with 3, 31% with 1)  waited 0.4 s for groups
@@ -7,24 +7,18 @@ The line begins as verl's own line of a step does, so that what looks for `step:
 not have is left out. tokens/s count what a comparison's report does: response tokens that were trained, tools' answers
 included and prompts not; by the step's time without its checkpoint. `ahead` is shown where the run finds it itself,
 with what engines lost of their full rate, and would have lost with other levels.
-
-The curve has one number for each validation, its mean reward: JSON lines of `{"step": int, "metric": str, "value":
-float}`, which a resumed run continues. With several data sources it is the mean of theirs, and `metric` names all.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from seamless_verl.platform.adaptation import rebound
 from seamless_verl.runtime.console import show_line
-from seamless_verl.runtime.files import JsonLines
-from seamless_verl.runtime.step_metrics import VALIDATED, StepMetrics, response_tokens, validation_reward
+from seamless_verl.runtime.step_metrics import VALIDATED, StepMetrics, StepRow, response_tokens, validation_reward
 
 CONSOLE = "console"
 REWARD, SECONDS, CHECKPOINT = "critic/score/mean", "perf/time_per_step", "timing_s/save_checkpoint"
@@ -41,7 +35,6 @@ WAITS = {
 """What a step may wait for besides its computations, by the metric with its seconds."""
 NAMED = 0.01  # a share of a step that is worth naming
 SHORTEST_S = 0.05  # a wait that is worth naming
-CURVE = "validation_curve.jsonl"
 TITLE = "validation curve"
 WIDTH, HEIGHT = 60, 12  # of the text plot, in characters
 
@@ -132,54 +125,22 @@ def longest_wait(metrics: Mapping[str, float]) -> list[str]:
     return [f"waited {seconds:.1f} s {what}"] if seconds >= SHORTEST_S else []
 
 
-@dataclass(frozen=True)
-class Point:
-    """The value of `metric` after `step` updates."""
-
-    step: int
-    metric: str
-    value: float
-
-
-class ValidationCurve:
-    """The curve of one run; `path` is its only state."""
-
-    def __init__(self, path: Path) -> None:
-        self.path, self.file = path, JsonLines(path)
-
-    @classmethod
-    def beside(cls, checkpoints: str) -> ValidationCurve:
-        return cls(Path(checkpoints) / CURVE)
-
-    def add(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Appends the mean reward of a validation, taken from verl's validation metrics."""
-        value, name = validation_reward(metrics)
-        if value is not None:
-            self.file.add({"step": step, "metric": name, "value": value})
-
-    def truncate_after(self, step: int) -> None:
-        """Drops the points after `step`, from which a run resumes; all of them for 0, a run from nothing."""
-        self.file.resume_at(step)
-
-    def points(self) -> list[Point]:
-        """All points in order of steps; if a step has two, as after a resume, the later one counts."""
-        latest = {row["step"]: Point(row["step"], row["metric"], row["value"]) for row in self.file.rows()}
-        return [latest[step] for step in sorted(latest)]
-
-
-def text_plot(points: list[Point]) -> str:
-    """The curve in characters, with its first and last value."""
+def validation_plot(steps: Sequence[StepRow]) -> str:
+    """The mean rewards of a run's validations in characters, with the first and the last; "" with fewer than two."""
+    found = [(step.step, *validation_reward(step.metrics)) for step in steps]
+    points = [(step, value) for step, value, _ in found if value is not None]
     if len(points) < 2:
-        return f"{TITLE}: fewer than two validations"
-    first, last = points[0], points[-1]
-    low, high = min(p.value for p in points), max(p.value for p in points)
+        return ""
+    (first, began), (last, ended) = points[0], points[-1]
+    low, high = min(value for _, value in points), max(value for _, value in points)
     rows = [[" "] * WIDTH for _ in range(HEIGHT)]
-    for point in points:
-        x = round((point.step - first.step) / (last.step - first.step) * (WIDTH - 1))
-        y = round((point.value - low) / ((high - low) or 1.0) * (HEIGHT - 1))
+    for step, value in points:
+        x = round((step - first) / (last - first) * (WIDTH - 1))
+        y = round((value - low) / ((high - low) or 1.0) * (HEIGHT - 1))
         rows[HEIGHT - 1 - y][x] = "*"
     labels = {0: f"{high:8.3f}", HEIGHT - 1: f"{low:8.3f}"}
     body = [f"{labels.get(i, ''):>8} |{''.join(row)}" for i, row in enumerate(rows)]
-    axis = f"{'':>8} +{'-' * WIDTH}\n{'':>9} step {first.step:<{WIDTH - 12}}{last.step:>6}"
-    times = f", {last.value / first.value:.1f} times" if first.value > 0 else ""
-    return "\n".join([f"{TITLE}: {first.metric}", *body, axis, f"from {first.value:.3f} to {last.value:.3f}{times}"])
+    axis = f"{'':>8} +{'-' * WIDTH}\n{'':>9} step {first:<{WIDTH - 12}}{last:>6}"
+    times = f", {ended / began:.1f} times" if began > 0 else ""
+    of = next(name for _, value, name in found if value is not None)
+    return "\n".join([f"{TITLE}: {of}", *body, axis, f"from {began:.3f} to {ended:.3f}{times}"])

@@ -72,7 +72,7 @@ from seamless_verl.trainer.servers import SeamlessServers
 from seamless_verl.trainer.session_weight import mini_batches_of, optimizer_steps, rows_multiple
 from seamless_verl.trainer.setup import Placement, RunSetup, ServerLaunch, choose_seed, describe, make_feed
 from seamless_verl.trainer.shared_prefixes import ACTOR, CRITIC, share_of_update
-from seamless_verl.trainer.step_log import REWARD, ValidationCurve, logging_of
+from seamless_verl.trainer.step_log import REWARD, logging_of
 from seamless_verl.trainer.token_mask import agreement, mask_stale, own_keys, rows_at, trained_columns
 from seamless_verl.trainer.validation import ValidationBeside
 from seamless_verl.trainer.workers import SeamlessActorWorker, SeamlessCriticWorker, SeamlessWorkerGroup
@@ -113,7 +113,6 @@ class SeamlessTrainer(PPOTrainer):  # type: ignore[misc]
         self.folder = Path(config.trainer.default_local_dir)
         describe(config, self.seamless, self.placement.layout).write(self.folder)
         self.names = PromptNames()
-        self.curve = ValidationCurve.beside(config.trainer.default_local_dir)
         self.step_metrics = StepMetrics.beside(config.trainer.default_local_dir)
         self.lengths = LengthRecord.beside(self.folder) if self.seamless.record else None
         self.failure_shares = FailureShares(self.seamless.gateway.failed_share)
@@ -216,7 +215,6 @@ class SeamlessTrainer(PPOTrainer):  # type: ignore[misc]
         if self.global_steps:
             self.checkpoints.loaded(self.global_steps)
             drop_validation()
-        self.curve.truncate_after(self.global_steps)
         self.step_metrics.resume_at(self.global_steps)
 
     def on_init_end(self) -> None:
@@ -255,7 +253,6 @@ class SeamlessTrainer(PPOTrainer):  # type: ignore[misc]
         self.lending.offer(None)
         metrics: dict[str, float] = super()._validate()
         self.enter_stage(f"validated, step {self.global_steps}")
-        self.curve.add(self.global_steps, metrics)
         return metrics
 
     def _dump_generations(self, *args: Any, **kwargs: Any) -> None:
@@ -302,7 +299,7 @@ class SeamlessTrainer(PPOTrainer):  # type: ignore[misc]
         self.feed.ahead.begin()
         self._add_async_warmup_batches(self.feed.ahead.level)
         if self.seamless.evaluation == "beside":
-            self.validation = ValidationBeside(self.feed.buffer, self._await_groups, self.curve.add, self.enter_stage)
+            self.validation = ValidationBeside(self.feed.buffer, self._await_groups, self.enter_stage)
 
     # A step: prompts are submitted, then each update takes a batch of groups
 

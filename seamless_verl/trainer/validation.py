@@ -63,7 +63,6 @@ class ValidationBeside:
 
     buffer: SeamlessReplayBuffer
     wait: Callable[[], None]  # for any group to end
-    ended: Callable[[int, dict[str, float]], None]  # told the step, and the metrics of its validation
     enter_stage: Callable[[str], None]
     step: int = 0
     lacking: int = 0
@@ -98,7 +97,6 @@ class ValidationBeside:
             return {}
         self.running, self.buffer.before_validated = None, None
         metrics, newest = running.result(), self.buffer.validated
-        self.ended(self.step, metrics)
         return metrics | {STEP: float(self.step)} | ({LATER: fmean(newest) - self.step} if newest else {})
 
     def end(self) -> dict[str, float]:

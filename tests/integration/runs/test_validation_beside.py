@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import signal
 from pathlib import Path
 from typing import Any
@@ -28,8 +27,8 @@ BESIDE: dict[str, Any] = {
 
 
 def curve(folder: Path) -> list[int]:
-    lines = (folder / "checkpoints" / "validation_curve.jsonl").read_text().splitlines()
-    return [json.loads(line)["step"] for line in lines]
+    rows = StepMetrics.beside(str(folder / "checkpoints")).rows()
+    return [row.step for row in rows if validation_reward(row.metrics)[0] is not None]
 
 
 def test_validations_are_whole_and_of_their_steps(nano: Path, tmp_path: Path) -> None:

@@ -40,9 +40,9 @@ class Run:
 
     def __init__(self, batches: list[int], arrive: list[int]) -> None:
         self.buffer, self.batches, self.turns = Buffer(arrive), batches, list[str]()
-        self.submitted, self.waits, self.curve, self.stages = 0, 0, dict[int, dict[str, float]](), list[str]()
+        self.submitted, self.waits, self.stages = 0, 0, list[str]()
         buffer: Any = self.buffer
-        self.validation = ValidationBeside(buffer, self.wait, self.curve.__setitem__, self.stages.append)
+        self.validation = ValidationBeside(buffer, self.wait, self.stages.append)
 
     def wait(self) -> None:
         self.waits += 1
@@ -92,10 +92,10 @@ def test_it_is_taken_once_its_groups_have_ended() -> None:
     run.validation.begin(6, run.validate)
     assert run.submitted == 4 and run.validation.take() == {} and not run.validation.works
     run.buffer.outstanding()
-    assert run.validation.take() == {} and run.curve == {}, "one group is missing"
+    assert run.validation.take() == {}, "one group is missing"
     run.buffer.outstanding()
     assert run.validation.take() == {"val-core/reward": 0.5, VALIDATED: 6.0, LATER: 2.0}
-    assert run.curve == {6: {"val-core/reward": 0.5}} and run.validation.take() == {}
+    assert run.validation.take() == {}
     assert run.buffer.before_validated is None, "the next one may be waited for"
 
 
@@ -111,11 +111,12 @@ def test_an_end_waits_for_it() -> None:
 def test_batches_follow_one_another_whatever_ends_when(batches: list[int], arrive: list[int], data: Any) -> None:
     run = Run(batches, arrive)
     run.validation.begin(1, run.validate)
+    taken = dict[str, float]()
     for _ in range(data.draw(st.integers(0, 20))):
         run.turns.append("trainer")
         run.buffer.outstanding()
-        if run.validation.take():
+        if taken := run.validation.take():
             break
-    run.validation.end()
-    assert run.curve.keys() == {1} and run.submitted == sum(batches) == len(run.buffer.validated)
+    assert (taken or run.validation.end())[VALIDATED] == 1
+    assert run.submitted == sum(batches) == len(run.buffer.validated)
     assert run.turns.count("validation") == 2 * len(batches)
