@@ -117,7 +117,7 @@ class DraftedCall:
 
 
 class SuffixProposer:
-    """vLLM's worker makes it; it proposes nothing until `runner` is set to the worker's model runner.
+    """vLLM's worker makes it; it proposes nothing until it has the worker's model runner.
 
     A step has no more tokens with drafts than `room`: an engine has memory for the logits of `max_num_seqs` tokens.
     """
@@ -132,6 +132,16 @@ class SuffixProposer:
         self.acceptances = Acceptance(), Acceptance()
         self.gains = DraftGains()
         self.before: tuple[float, set[str]] = 0.0, set()
+
+    def draft_for(self, runner: Any) -> None:
+        """Drafts from now on for vLLM's model runner.
+
+        Where a call of a batch is so long that the most tokens that may be drafted would have no room behind it, vLLM
+        asks for no drafts, and verifies that many zeros for each call of the batch instead. Here a draft never goes
+        beyond the end of its own call.
+        """
+        runner.effective_drafter_max_model_len = self.limit + self.most
+        self.runner = runner
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
         """vLLM calls it; there is none."""

@@ -96,7 +96,7 @@ class SeamlessWorkerExtension(vLLMColocateWorkerExtension):  # type: ignore[misc
         self.reading = self.reading or ReadingTemperature(self)
         if self.rank % self.vllm_config.parallel_config.tensor_parallel_size == 0:  # the engine takes the drafts of one
             for proposer in self._proposers():
-                proposer.runner = self.model_runner
+                proposer.draft_for(self.model_runner)
         return self.own_logprobs.covers_drafts or self.vllm_config.speculative_config is None
 
     def _proposers(self) -> list[SuffixProposer]:

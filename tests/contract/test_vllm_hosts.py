@@ -330,6 +330,8 @@ def test_a_proposer_of_ones_own_gets_the_tokens_of_each_request() -> None:
     assert "user_class(vllm_config)" in inspect.getsource(
         found("vllm.v1.spec_decode.custom_class_proposer:create_custom_proposer", "drafts")
     )
+    fits = "".join(inspect.getsource(found(RUNNER + "_input_fits_in_drafter", "drafts")).split())
+    assert "common_attn_metadata.max_seq_len+num_drafter_query_tokens<=self.effective_drafter_max_model_len" in fits
 
 
 def test_the_second_runner_masks_and_samples_through_what_we_replace() -> None:

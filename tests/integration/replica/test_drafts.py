@@ -130,6 +130,23 @@ def test_a_call_that_is_paused_and_one_that_is_cut_go_on_with_drafts(
     drafting.run(interrupted())
 
 
+def test_beside_a_call_to_the_end_of_the_model_s_length_no_other_is_given_zeros(
+    drafting: Engine, source: AsyncLLMSource, counts: scheduler.EngineCounts
+) -> None:
+    """vLLM by itself verifies 16 zeros a step in the place of drafts, for each call of the batch."""
+    limit, most = drafting.llm.model_config.max_model_len, OWN_DRAFTS["num_speculative_tokens"]
+    prompt, drafted = [7 + i % 200 for i in range(limit - 2 * most)], counts.drafted
+
+    async def together() -> list[RunningRequest]:
+        asked = {"to the end": prompt, "beside it": [9, 8, 7]}
+        calls = (generated(source, name, ids, 2 * most, temperature=2.0) for name, ids in asked.items())
+        return await asyncio.gather(*calls)
+
+    for call in drafting.run(together()):
+        assert len(call.column("ids")) == 2 * most and call.finish is Finish.LENGTH
+    assert counts.drafted - drafted < most * most / 2
+
+
 def test_samples_of_other_replicas_are_drafted_from(
     drafting: Engine, source: AsyncLLMSource, without: list[RunningRequest]
 ) -> None:
