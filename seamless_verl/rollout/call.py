@@ -256,8 +256,9 @@ class Calls:
             first=call.validation and self._validation_first,
         )
         first_prompt = "" if self._samples is None else prompt or self._order.first_prompt(call.key)
-        limits = {"max_losses": self._max_losses, "grammars_resume": self._grammars_resume}
-        progress = CallProgress(call, place, first_prompt, **limits)
+        progress = CallProgress(
+            call, place, first_prompt, max_losses=self._max_losses, grammars_resume=self._grammars_resume
+        )
         waiting = self.paused_time.begin(call.key, counted=call.timed)
         self._begun += 1
         self._running.add(progress)
