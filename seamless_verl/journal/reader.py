@@ -16,10 +16,13 @@ from typing import Any
 from seamless_verl.errors import ConfigError, JournalError, JournalOrderError, shorten
 from seamless_verl.journal.events import BEGUN, LEASED, UNDONE, GroupOutcome, OutsideEvent, RequestRefused
 from seamless_verl.journal.schema import (
+    IMAGE_USES,
+    ROUTES,
     TABLES,
     WAY_OUT,
     check_version,
     from_json,
+    has_table,
     journal_error,
     pack,
     read_only,
@@ -47,10 +50,12 @@ CALLS = (
     " FROM calls LEFT JOIN endings ON call=n WHERE session=? ORDER BY n"
 )
 CHUNKS = (
-    "SELECT call, version, name, ids, logprobs, grammar, of_tokens, of_prompt"
-    " FROM deltas JOIN replicas ON replicas.n=replica LEFT JOIN routes ON delta=deltas.n"
+    "SELECT call, version, name, ids, logprobs, grammar, {routes}"
+    " FROM deltas JOIN replicas ON replicas.n=replica {joined}"
     " WHERE call IN (SELECT n FROM calls WHERE session=?) ORDER BY deltas.n"
 )
+WITH_ROUTES = CHUNKS.format(routes="of_tokens, of_prompt", joined="LEFT JOIN routes ON delta=deltas.n")
+WITHOUT_ROUTES = CHUNKS.format(routes="NULL, NULL", joined="")
 SUMMARIES = (
     f"SELECT session_id, uid, settings, {STAGE}, {REASON}, opened_at,"
     " (SELECT COUNT(*) FROM calls WHERE session=sessions.n), COALESCE(tokens, 0), oldest, newest,"
@@ -65,9 +70,15 @@ INTEGRITY_CHECKS = {
     "calls of no session": "SELECT COUNT(*) FROM calls WHERE session NOT IN (SELECT n FROM sessions)",
     "calls whose base is missing": "SELECT COUNT(*) FROM calls WHERE base NOT IN (SELECT n FROM calls)",
     "tokens without a logprob": "SELECT COUNT(*) FROM deltas WHERE LENGTH(ids) != LENGTH(logprobs)",
-    "routes of no deltas": "SELECT COUNT(*) FROM routes WHERE delta NOT IN (SELECT n FROM deltas)",
-    "images of no session": "SELECT COUNT(*) FROM images WHERE digest NOT IN (SELECT digest FROM image_uses)",
-    "images that are missing": "SELECT COUNT(*) FROM image_uses WHERE digest NOT IN (SELECT digest FROM images)",
+}
+
+
+LATER_CHECKS = {
+    ROUTES: {"routes of no deltas": "SELECT COUNT(*) FROM routes WHERE delta NOT IN (SELECT n FROM deltas)"},
+    IMAGE_USES: {
+        "images of no session": "SELECT COUNT(*) FROM images WHERE digest NOT IN (SELECT digest FROM image_uses)",
+        "images that are missing": "SELECT COUNT(*) FROM image_uses WHERE digest NOT IN (SELECT digest FROM images)",
+    },
 }
 WHOLE_BYTES = 256 << 20  # up to this size a file is checked whole
 
@@ -159,7 +170,10 @@ class JournalReader:
         """
         with self.snapshot() as db:
             problems = [row[0] for row in db.execute("PRAGMA integrity_check(5)") if row[0] != "ok"]
-            counts = {name: db.execute(query).fetchone()[0] for name, query in INTEGRITY_CHECKS.items()}
+            checks = dict(INTEGRITY_CHECKS)
+            for table, more in LATER_CHECKS.items():
+                checks |= more if has_table(db, table) else {}
+            counts = {name: db.execute(query).fetchone()[0] for name, query in checks.items()}
         problems += [f"{count} {name}" for name, count in counts.items() if count]
         if problems:
             raise JournalError(str(self.path), "; ".join(problems), WAY_OUT)
@@ -235,6 +249,8 @@ def _read_session(db: sqlite3.Connection, session_id: str) -> StoredSession:
 
 
 def _read_images(db: sqlite3.Connection, session: int) -> dict[str, bytes]:
+    if not has_table(db, IMAGE_USES):
+        return {}
     query = "SELECT digest, data FROM image_uses JOIN images USING (digest) WHERE session=?"
     return dict(db.execute(query, (session,)).fetchall())
 
@@ -274,7 +290,8 @@ def read_groups(db: sqlite3.Connection, uid: str | None = None) -> dict[str, Sto
 
 
 def _read_calls(db: sqlite3.Connection, session: int) -> Iterator[StoredCall]:
-    segments, of_prompts = _read_segments(db.execute(CHUNKS, (session,)))
+    query = WITH_ROUTES if has_table(db, ROUTES) else WITHOUT_ROUTES
+    segments, of_prompts = _read_segments(db.execute(query, (session,)))
     sequences: dict[int, bytes] = {}  # prompt and generated ids of each call, for the calls that have it as their base
     requests: dict[int, bytes] = {}
     for n, call_id, digest, base, base_len, request_base, request_len, suffix, request, finish, reply in db.execute(

@@ -8,9 +8,9 @@ error, `group_outcomes` what became of the groups that were handed over. `note` 
 JSON for the stages of a hand-over. `grammar` has a byte for each token of a chunk in which some were sampled under a
 grammar, else NULL.
 
-`routes`, where engines return routes, has them packed: those of a chunk's tokens, and those of its call's prompt beside
-the call's first. `images` has each file once, by its sha256, and `image_uses` which sessions have it: with the last of
-them it is deleted.
+The tables of LATER are made with their first row. `routes`, where engines return routes, has them packed: those of a
+chunk's tokens, and those of its call's prompt beside the call's first. `images` has each file once, by its sha256, and
+`image_uses` which sessions have it: with the last of them it is deleted.
 
 A file has one version of this format; one of another is refused.
 """
@@ -32,7 +32,7 @@ from seamless_verl.errors import ConfigError, JournalError
 from seamless_verl.runtime.locks import only_writer
 from seamless_verl.trajectory.records import LOGPROB, TOKEN
 
-VERSION = 3
+VERSION = 2
 APPLICATION_ID = 0x53454A4C  # "SEJL"
 # The order of insertion within a transaction; values are in the order of columns.
 TABLES = {
@@ -48,9 +48,6 @@ TABLES = {
     "stages": "session INTEGER, stage INTEGER, note TEXT, at REAL, PRIMARY KEY (session, stage)",
     "outside_events": "n INTEGER PRIMARY KEY, kind TEXT, subject TEXT, detail BLOB, at REAL",
     "group_outcomes": "n INTEGER PRIMARY KEY, uid TEXT, outcome TEXT, step INTEGER, details BLOB, at REAL",
-    "routes": "delta INTEGER PRIMARY KEY, session INTEGER, of_tokens BLOB, of_prompt BLOB",
-    "images": "digest TEXT PRIMARY KEY, data BLOB",
-    "image_uses": "session INTEGER, digest TEXT, PRIMARY KEY (session, digest)",
 }
 INDEXES = {
     "sessions": "uid",
@@ -61,11 +58,21 @@ INDEXES = {
     "refused": "session",
     "stages": "stage, at",
     "outside_events": "subject, kind",
-    "routes": "session",
-    "image_uses": "digest",
 }
 
-IMAGES, IMAGE_USES = "images", "image_uses"
+ROUTES, IMAGES, IMAGE_USES = "routes", "images", "image_uses"
+LATER = {
+    ROUTES: (
+        "CREATE TABLE IF NOT EXISTS routes"
+        " (delta INTEGER PRIMARY KEY, session INTEGER, of_tokens BLOB, of_prompt BLOB)",
+        "CREATE INDEX IF NOT EXISTS routes_by ON routes (session)",
+    ),
+    IMAGES: ("CREATE TABLE IF NOT EXISTS images (digest TEXT PRIMARY KEY, data BLOB)",),
+    IMAGE_USES: (
+        "CREATE TABLE IF NOT EXISTS image_uses (session INTEGER, digest TEXT, PRIMARY KEY (session, digest))",
+        "CREATE INDEX IF NOT EXISTS image_uses_by ON image_uses (digest)",
+    ),
+}
 REPEATED = (IMAGES, IMAGE_USES)  # Tables of which a row that is there already is left as it is
 
 PRIVATE = 0o600  # the mode of a new file; SQLite gives its log the same
@@ -162,6 +169,11 @@ def check_version(db: sqlite3.Connection, path: Path) -> None:
     if (version := db.execute("PRAGMA user_version").fetchone()[0]) != VERSION:
         way_out = "Use the release that wrote it, or a new path"
         raise ConfigError("journal", str(path), f"its format is {version}, this release knows {VERSION}", way_out)
+
+
+def has_table(db: sqlite3.Connection, name: str) -> bool:
+    """Whether it has this table of LATER."""
+    return db.execute("SELECT 1 FROM sqlite_master WHERE type='table' AND name=?", (name,)).fetchone() is not None
 
 
 def journal_error(path: Path, error: sqlite3.Error) -> JournalError:

@@ -31,7 +31,7 @@ from seamless_verl.journal.events import (
     SessionOpened,
 )
 from seamless_verl.journal.prefix import PrefixChain, PrefixDigests
-from seamless_verl.journal.schema import IMAGE_USES, IMAGES, TABLES, pack, to_json
+from seamless_verl.journal.schema import IMAGE_USES, IMAGES, LATER, TABLES, pack, to_json
 from seamless_verl.journal.stored import Stage
 from seamless_verl.trajectory.routes import packed
 
@@ -279,7 +279,7 @@ def _note(note: dict[str, Any]) -> str | None:
 
 
 def _empty_rows() -> Rows:
-    return {table: [] for table in TABLES}
+    return {table: [] for table in (*TABLES, *LATER)}
 
 
 def _largest_number(db: sqlite3.Connection, table: str) -> int:

@@ -42,8 +42,12 @@ from seamless_verl.errors import JournalError
 from seamless_verl.journal.events import BEGUN, LEASED, RUN, UNDONE, Event
 from seamless_verl.journal.reader import STAGE, JournalReader
 from seamless_verl.journal.schema import (
+    IMAGE_USES,
+    LATER,
     REPEATED,
+    ROUTES,
     from_json,
+    has_table,
     open_for_writing,
 )
 from seamless_verl.journal.stored import CompactionResult, Stage
@@ -259,6 +263,8 @@ def _insert(db: sqlite3.Connection, rows: Rows) -> None:
             known = "WHERE EXISTS (SELECT 1 FROM sessions WHERE uid=?2)"
             db.executemany(f"INSERT INTO group_outcomes SELECT ?1, ?2, ?3, ?4, ?5, ?6 {known}", entries)
         elif entries:
+            for made in LATER.get(table, ()):
+                db.execute(made)
             insert = "INSERT OR IGNORE" if table in REPEATED else "INSERT"
             db.executemany(f"{insert} INTO {table} VALUES ({_placeholders(len(entries[0]))})", entries)
 
@@ -372,7 +378,7 @@ def _delete_routes(db: sqlite3.Connection, max_bytes: int | None, keep: Collecti
 
     Those that were handed over first: only a run that goes on from weights before their step would read them again.
     """
-    if not is_too_large(db, max_bytes):
+    if not is_too_large(db, max_bytes) or not has_table(db, ROUTES):
         return 0
     query = (
         "SELECT session, session_id FROM stages JOIN sessions ON n=session WHERE stage=?"
@@ -411,9 +417,10 @@ def _delete_some(db: sqlite3.Connection, before: float, max_bytes: int | None, k
 def _delete(db: sqlite3.Connection, session: int) -> None:
     for table in ("deltas", "endings"):
         db.execute(f"DELETE FROM {table} WHERE call IN (SELECT n FROM calls WHERE session=?)", (session,))
-    for table in ("calls", "rewards", "refused", "stages", "routes"):
+    for table in ("calls", "rewards", "refused", "stages", *((ROUTES,) if has_table(db, ROUTES) else ())):
         db.execute(f"DELETE FROM {table} WHERE session=?", (session,))
-    _delete_images(db, session)
+    if has_table(db, IMAGE_USES):
+        _delete_images(db, session)
     uid = db.execute("SELECT uid FROM sessions WHERE n=?", (session,)).fetchone()[0]
     db.execute("DELETE FROM sessions WHERE n=?", (session,))
     db.execute("DELETE FROM group_outcomes WHERE uid=?1 AND NOT EXISTS (SELECT 1 FROM sessions WHERE uid=?1)", (uid,))

@@ -35,9 +35,9 @@ from seamless_verl.journal import (
 from seamless_verl.journal.reader import check_file
 from seamless_verl.trajectory.records import Finish, Segment, TokenChunk, logprobs, tokens
 
-VERSION_3 = """
+VERSION_2 = """
 PRAGMA application_id=1397049932;
-PRAGMA user_version=3;
+PRAGMA user_version=2;
 CREATE TABLE sessions (n INTEGER PRIMARY KEY, session_id TEXT UNIQUE, uid TEXT, settings BLOB, opened_at REAL);
 CREATE TABLE calls (n INTEGER PRIMARY KEY, session INTEGER, call_id TEXT, digest TEXT, base INTEGER, base_len INTEGER,
  request_base INTEGER, request_len INTEGER, suffix BLOB, request BLOB);
@@ -50,9 +50,6 @@ CREATE TABLE refused (n INTEGER PRIMARY KEY, session INTEGER, path TEXT, status 
 CREATE TABLE stages (session INTEGER, stage INTEGER, note TEXT, at REAL, PRIMARY KEY (session, stage));
 CREATE TABLE outside_events (n INTEGER PRIMARY KEY, kind TEXT, subject TEXT, detail BLOB, at REAL);
 CREATE TABLE group_outcomes (n INTEGER PRIMARY KEY, uid TEXT, outcome TEXT, step INTEGER, details BLOB, at REAL);
-CREATE TABLE routes (delta INTEGER PRIMARY KEY, session INTEGER, of_tokens BLOB, of_prompt BLOB);
-CREATE TABLE images (digest TEXT PRIMARY KEY, data BLOB);
-CREATE TABLE image_uses (session INTEGER, digest TEXT, PRIMARY KEY (session, digest));
 CREATE INDEX sessions_by ON sessions (uid);
 CREATE INDEX group_outcomes_by ON group_outcomes (uid);
 CREATE INDEX calls_by ON calls (session);
@@ -61,8 +58,6 @@ CREATE INDEX rewards_by ON rewards (session);
 CREATE INDEX refused_by ON refused (session);
 CREATE INDEX stages_by ON stages (stage, at);
 CREATE INDEX outside_events_by ON outside_events (subject, kind);
-CREATE INDEX routes_by ON routes (session);
-CREATE INDEX image_uses_by ON image_uses (digest);
 """
 
 PROMPT = [*range(256)]  # 1024 bytes, the smallest part of a sequence that a later call refers to
@@ -182,14 +177,14 @@ def known(tmp_path: Path) -> Path:
     """A journal written without the package."""
     path = tmp_path / "known.sqlite"
     with closing(sqlite3.connect(path)) as db:
-        db.executescript(VERSION_3)
+        db.executescript(VERSION_2)
         for table, rows in ROWS.items():
             db.executemany(f"INSERT INTO {table} VALUES ({', '.join('?' * len(rows[0]))})", rows)
         db.commit()
     return path
 
 
-def test_a_journal_of_version_3_is_read(known: Path) -> None:
+def test_a_journal_of_version_2_is_read(known: Path) -> None:
     reader = JournalReader(known)
     assert tuple(reader.read(session.session_id) for session in SESSIONS) == SESSIONS
     assert reader.restore() == SESSIONS[:1]
@@ -204,7 +199,7 @@ def test_a_journal_of_version_3_is_read(known: Path) -> None:
     reader.check_integrity()
 
 
-def test_a_journal_of_version_3_is_continued(known: Path) -> None:
+def test_a_journal_of_version_2_is_continued(known: Path) -> None:
     with SqliteJournal(known) as journal:
         journal.submit(chunk("c2", [12], [-0.5], 4, "r1"), CallEnded("c2", Finish.STOP)).result(timeout=30)
         journal.submit(HandedOver("handing", 11.5)).result(timeout=30)
@@ -240,14 +235,14 @@ def test_a_journal_is_written_as_the_known_one(known: Path, tmp_path: Path) -> N
     assert session is not None and session.calls[1].segments[0].grammar == b"\x00\x01\x02"
 
 
-@pytest.mark.parametrize("version", [0, 2, 4])
+@pytest.mark.parametrize("version", [0, 1, 3])
 def test_a_journal_of_another_version_is_refused(known: Path, version: int) -> None:
     with closing(sqlite3.connect(known)) as db:
         db.execute(f"PRAGMA user_version={version}")
         db.commit()
     before = known.read_bytes()
     for reads in (SqliteJournal, check_file, JournalReader.sessions):
-        with pytest.raises(ConfigError, match=f"its format is {version}, this release knows 3"):
+        with pytest.raises(ConfigError, match=f"its format is {version}, this release knows 2"):
             reads(JournalReader(known) if reads is JournalReader.sessions else known)  # type: ignore[arg-type]
     assert known.read_bytes() == before
 
