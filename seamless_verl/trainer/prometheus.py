@@ -54,7 +54,11 @@ GROWS = re.compile(
     r"|replicas/(lost/.+|returned|failed_starts)|seamless/tail/(begun_again|steps)"
     r"|seamless/sampler/(judged|trained|dropped|reopened|lost|extra_samples|left_out)"
 )
-NOT_GROWING = ("calls/running", "tokens/trained")  # tokens that are dropped later are trained no more
+NOT_GROWING = (
+    "calls/running",
+    "tokens/trained",  # tokens that are dropped later are trained no more
+    "drafts/saved_s",  # rejected drafts cost time
+)
 LIVE_S = 5.0  # for data planes to reply; Prometheus gives a scrape ten seconds, by default
 
 Live = Callable[[float], tuple[Mapping[str, float], RolloutObservation]]

@@ -175,8 +175,6 @@ def test_one_thing_wrong_with_accelerators_is_one_finding(
         [environ(HTTPS_PROXY="http://p")],  # not for the gateway, which speaks http
         [given(resolved=None), environ(GLOO_SOCKET_IFNAME="eth0")],
         [given(resolved="127.0.1.1")],  # no other machine has to reach it
-        [given(synchronized=False, max_error=16.0)],
-        [given(synchronized=None, max_error=None, behind_files=2.0)],
         [LOCAL],  # runs on the CPU platform start their own
         [environ(RAY_ADDRESS="local"), LOCAL],
         [CLUSTER, given(named_answers=True)],
