@@ -111,10 +111,6 @@ class DraftedCall:
     drafted: int = 0
     idle: int = 0
 
-    def accepted(self, brought: int) -> int:
-        """How many of its drafts were among the tokens that a step brought."""
-        return min(self.drafted, brought - 1)
-
 
 class SuffixProposer:
     """vLLM's worker makes it; it proposes nothing until it has the worker's model runner.
@@ -163,7 +159,6 @@ class SuffixProposer:
             return [[] for _ in sampled]
         req_ids = self.runner.input_batch.req_ids
         self._observe(req_ids, sampled)
-        self._count(req_ids, sampled)
         rows = [
             self._call(req_ids[row], int(num_tokens[row]), token_ids[row], len(new)) if new else None
             for row, new in enumerate(sampled)
@@ -186,22 +181,15 @@ class SuffixProposer:
         if running and running == requests and len(running) == len(sampled):
             self.times.observe(sum(1 + self.calls[name].drafted for name in running), now - began)
 
-    def _count(self, req_ids: Sequence[str], sampled: Sequence[Sequence[int]]) -> None:
-        """Adds what the drafts of the last step brought to the gains."""
-        drafted = accepted = 0
-        for row, new in enumerate(sampled):
-            if new and (call := self.calls.get(req_ids[row])) is not None and call.drafted:
-                drafted += call.drafted
-                accepted += call.accepted(len(new))
-                self.gains.of_prompt += call.accepted(len(new)) * call.own
-        self.gains.saved_s += self.times.saved(len(sampled), drafted, accepted)
-
     def _call(self, req_id: str, num_tokens: int, token_ids: Any, brought: int) -> DraftedCall:
-        """The request, with what this step brought added to the store."""
+        """The request, with what this step brought added to the store, and what its drafts brought to the gains."""
         if (call := self.calls.get(req_id)) is None:
             call = self.calls[req_id] = self._begin(req_id, token_ids)
         elif call.drafted:
-            call.acceptances[call.own].verified(call.drafted, call.accepted(brought))
+            accepted, (_, running) = min(call.drafted, brought - 1), self.before
+            call.acceptances[call.own].verified(call.drafted, accepted)
+            self.gains.of_prompt += accepted * call.own
+            self.gains.saved_s += self.times.saved(len(running), call.drafted, accepted)
         self.store.extend(call.prompt, call.sample, token_ids[call.seen : num_tokens].tolist())
         call.seen, call.drafted = num_tokens, 0
         return call

@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 RouteArray: TypeAlias = NDArray[np.uint8] | NDArray[np.uint16]
 HEADER = struct.Struct("<HBB")  # of packed routes: layers, experts of a token in a layer, bytes of an id
 DTYPES: dict[int, np.dtype[Any]] = {1: np.dtype("u1"), 2: np.dtype("<u2")}
-"""By the bytes of an id: one where the model has at most 256 experts."""
+"""By the bytes of an id: one where the model has at most ONE_BYTE experts."""
+ONE_BYTE = 256
 
 
 @dataclass(frozen=True, slots=True)

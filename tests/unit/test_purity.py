@@ -51,7 +51,7 @@ BELOW = {
     "run_folder": {"errors", "client", "config", "runtime"},
     "main_ppo": {"errors", "config", "platform", "trainer", "run_folder", "runtime"},
     "check": {"errors", "config", "runtime", "main_ppo"},
-    "tools.plan": {"errors", "resources", "platform", "config", "cli"},
+    "tools.plan": {"errors", "resources", "platform", "config", "trajectory", "cli"},
     "tools.trajectories": {"errors", "runtime", "trajectory", "journal", "cli"},
     "tools.simulator": {
         *("errors", "runtime", "resources", "algorithms", "cli", "config"),

@@ -11,10 +11,10 @@ from seamless_verl.config.roles import MEGATRON, VANILLA, trains_adapter, uses_m
 from seamless_verl.config.settings import Settings
 from seamless_verl.resources.memory_fit import gigabytes
 from seamless_verl.resources.model_facts import EXPERT_COUNTS
+from seamless_verl.trajectory.routes import ONE_BYTE
 
 MODEL_AXES = ("tensor_model", "pipeline_model", "expert_model", "expert_tensor")
 ROUTES = f"{ENGINE}.enable_rollout_routing_replay"
-ONE_BYTE = 256  # experts whose ids are one byte each (trajectory/routes.py)
 
 
 def export_line(settings: Settings) -> str:

@@ -34,8 +34,9 @@ MIXTURE: dict[str, Any] = {
     "trainer__resume_mode": "auto",
     "seamless__max_staleness": 1,
     "actor_rollout_ref__actor__optim__lr": 1e-5,  # tokens of older weights are compared, too
-    "data__max_response_length": 48,
-    "actor_rollout_ref__rollout__max_model_len": 160,
+    "actor_rollout_ref__rollout__agent__default_agent_loop": "varied",  # some calls run when a step's last one ends
+    "data__max_response_length": 160,
+    "actor_rollout_ref__rollout__max_model_len": 384,
 }
 KILLED, STEPS = 3, 6
 

@@ -109,14 +109,24 @@ async def of_form(client: AsyncOpenAI, messages: list[Any]) -> str:
     return text
 
 
-async def asked(task: dict[str, Any], endpoint: Any, *, between_s: float = 0.0, **options: Any) -> float:
+async def varied(task: dict[str, Any], endpoint: Any) -> float:
+    """Each session's first reply has a length of its own, so that some calls run when the others of a step have ended."""
+    length = 4 + int(hashlib.sha256(endpoint.session_id.encode()).hexdigest(), 16) % 90
+    return await asked(task, endpoint, first_tokens=length, max_retries=0)
+
+
+async def asked(
+    task: dict[str, Any], endpoint: Any, *, between_s: float = 0.0, first_tokens: int = 6, **options: Any
+) -> float:
     client = AsyncOpenAI(base_url=f"{endpoint.base_url}/v1", api_key=endpoint.session_key, **options)
     messages: list[Any] = list(task["prompt"])
     said = ""
     async with client:
         for complaint in ("Sure?", None):
             await asyncio.sleep(0.0 if complaint else between_s)
-            reply = await client.chat.completions.create(model="policy", messages=messages, max_tokens=6)
+            reply = await client.chat.completions.create(
+                model="policy", messages=messages, max_tokens=first_tokens if complaint else 6
+            )
             said += reply.choices[0].message.content or ""
             messages += [{"role": "assistant", "content": reply.choices[0].message.content or ""}]
             messages += [{"role": "user", "content": complaint}] if complaint else []
