@@ -110,7 +110,7 @@ async def of_form(client: AsyncOpenAI, messages: list[Any]) -> str:
 
 
 async def varied(task: dict[str, Any], endpoint: Any) -> float:
-    """Each session's first reply has a length of its own, so that some calls run when the others of a step have ended."""
+    """The first replies of sessions have different lengths, so that some run when the others of a step have ended."""
     length = 4 + int(hashlib.sha256(endpoint.session_id.encode()).hexdigest(), 16) % 90
     return await asked(task, endpoint, first_tokens=length, max_retries=0)
 
