@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import cache
 from typing import NamedTuple
 
 import ray
@@ -74,9 +75,10 @@ class MetricSample(NamedTuple):
     grows: bool
 
 
-def sample_of(path: str, value: float) -> MetricSample:
-    """The metric of this name of ours, or of verl's."""
-    grows, labels, name = GROWS.fullmatch(path) is not None and path not in NOT_GROWING, {}, path
+@cache
+def unit_of(path: str) -> MetricSample:
+    """The metric of this name of ours, or of verl's; its value is what one of ours is in Prometheus' units."""
+    grows, labels, name, unit_value = GROWS.fullmatch(path) is not None and path not in NOT_GROWING, {}, path, 1.0
     for pattern, rest in RULES:
         if (match := re.fullmatch(pattern, path)) is not None:
             labels, name = match.groupdict(), match.expand(rest)
@@ -84,9 +86,15 @@ def sample_of(path: str, value: float) -> MetricSample:
     name = PREFIX + re.sub(r"\W", "_", name.removeprefix("seamless/"), flags=re.ASCII)
     for suffix, (unit, factor) in UNITS.items():
         if name.endswith(suffix):
-            name, value = name.removesuffix(suffix) + unit, value * factor
+            name, unit_value = name.removesuffix(suffix) + unit, factor
             break
-    return MetricSample(name, tuple(labels.items()), value, grows)
+    return MetricSample(name, tuple(labels.items()), unit_value, grows)
+
+
+def sample_of(path: str, value: float) -> MetricSample:
+    """The metric of this name with its value, in Prometheus' units."""
+    unit = unit_of(path)
+    return unit._replace(value=value * unit.value)
 
 
 def replica_samples(seen: RolloutObservation) -> Iterator[MetricSample]:
