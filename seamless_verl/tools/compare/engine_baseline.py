@@ -24,6 +24,7 @@ from seamless_verl.errors import ConfigError
 from seamless_verl.platform.cores import CPU_CORES, VISIBLE_DEVICES
 from seamless_verl.platform.detect import set_cpu_environment
 from seamless_verl.runtime.files import replaced_file
+from seamless_verl.runtime.scratch import scratch_folder
 from seamless_verl.tools.compare.job import Job, Options
 from seamless_verl.tools.compare.running import managed_process
 from seamless_verl.tools.compare.workloads import (
@@ -80,7 +81,11 @@ def measure_rates(workload: Workload, data: Path, timeout_s: float) -> None:
     env |= {CPU_CORES: ",".join(map(str, cores)), VISIBLE_DEVICES: "0", "VLLM_NO_USAGE_STATS": "1"}
     words = [workload.name, str(data / "model"), str(data / RATES_FILE)]
     command, reason = [sys.executable, "-W", "ignore", "-m", MODULE, *words], f"see {data / LOG_FILE}"
-    with (data / LOG_FILE).open("wb") as log, managed_process(command, log, env) as process:
+    with (
+        scratch_folder() as scratch,  # vLLM leaves its sockets in TMPDIR
+        (data / LOG_FILE).open("wb") as log,
+        managed_process(command, log, env | {"TMPDIR": str(scratch)}) as process,
+    ):
         try:
             process.wait(timeout_s)
         except subprocess.TimeoutExpired:
