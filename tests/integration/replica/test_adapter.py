@@ -215,3 +215,30 @@ def test_without_a_seal_half_an_adapter_is_loaded(engine: Engine, memory: Stagin
     memory.seal = "off"
     engine.run(load(engine, memory, 30, without(adapted(base, seed=30)[1], "layers.1")))
     memory.seal = "sample"
+
+
+@pytest.mark.long
+def test_two_thousand_adapters_without_a_false_alarm(engine: Engine, memory: StagingMemory, base: Any) -> None:
+    """Each has values of its own; from time to time the cache is away between two of them."""
+    _, adapter = adapted(base, seed=40)
+
+    async def commits() -> None:
+        for version in range(100, 2100):
+            scale = 1 + version % 97 / 97
+            await load(engine, memory, version, {name: scale * weight for name, weight in adapter.items()})
+            if version % 50 == 0:
+                async with no_generation(engine, "abort"):
+                    for method in ("put_cache_away", "take_cache_back"):
+                        check_replies(await engine.llm.collective_rpc(method))
+
+    engine.run(commits())
+    engine.lora = lora_request()
+    seen = engine.run(engine.samples(PROMPTS, 16))
+    engine.lora = None
+    merged = copy.deepcopy(base)
+    for name, weight in merged.named_parameters():
+        if (a := adapter.get(f"{name.removesuffix('.weight')}.lora_A.weight")) is not None:
+            scale = 1 + 2099 % 97 / 97
+            b = adapter[f"{name.removesuffix('.weight')}.lora_B.weight"]
+            weight.data += ALPHA / RANK * scale * scale * b @ a
+    assert largest_error(merged, seen) < CLOSE
