@@ -11,7 +11,6 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import cache
 from typing import NamedTuple
 
 import ray
@@ -75,10 +74,9 @@ class MetricSample(NamedTuple):
     grows: bool
 
 
-@cache
-def unit_of(path: str) -> MetricSample:
-    """The metric of this name of ours, or of verl's; its value is what one of ours is in Prometheus' units."""
-    grows, labels, name, unit_value = GROWS.fullmatch(path) is not None and path not in NOT_GROWING, {}, path, 1.0
+def sample_of(path: str, value: float) -> MetricSample:
+    """The metric of this name of ours, or of verl's."""
+    grows, labels, name = GROWS.fullmatch(path) is not None and path not in NOT_GROWING, {}, path
     for pattern, rest in RULES:
         if (match := re.fullmatch(pattern, path)) is not None:
             labels, name = match.groupdict(), match.expand(rest)
@@ -86,15 +84,9 @@ def unit_of(path: str) -> MetricSample:
     name = PREFIX + re.sub(r"\W", "_", name.removeprefix("seamless/"), flags=re.ASCII)
     for suffix, (unit, factor) in UNITS.items():
         if name.endswith(suffix):
-            name, unit_value = name.removesuffix(suffix) + unit, factor
+            name, value = name.removesuffix(suffix) + unit, value * factor
             break
-    return MetricSample(name, tuple(labels.items()), unit_value, grows)
-
-
-def sample_of(path: str, value: float) -> MetricSample:
-    """The metric of this name with its value, in Prometheus' units."""
-    unit = unit_of(path)
-    return unit._replace(value=value * unit.value)
+    return MetricSample(name, tuple(labels.items()), value, grows)
 
 
 def replica_samples(seen: RolloutObservation) -> Iterator[MetricSample]:

@@ -22,10 +22,12 @@ def test_a_measurement_that_takes_too_long_is_over(tmp_path: Path, capsys: pytes
 
 
 def test_a_measurement_leaves_nothing_in_the_temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    temporary = tempfile.mkdtemp(prefix="t")  # short, for sockets
-    monkeypatch.setattr(tempfile, "tempdir", temporary)
     workload = WORKLOADS["w1"]
     make_data(workload, 1, tmp_path)
-    rates = measured_rates(workload, tmp_path, 300)
+    with tempfile.TemporaryDirectory(prefix="t") as temporary:  # short, for sockets
+        monkeypatch.setenv("TMPDIR", temporary)
+        monkeypatch.setattr(tempfile, "tempdir", None)  # it is read again
+        rates = measured_rates(workload, tmp_path, 300)
+        left = list(Path(temporary).iterdir())
     assert set(rates) == {workload.in_flight, workload.seats} and min(rates.values()) > 0
-    assert list(Path(temporary).iterdir()) == []
+    assert left == []
