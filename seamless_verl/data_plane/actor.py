@@ -68,7 +68,8 @@ class DataPlane(PlaneLifecycle):
         """Connects to a replica that listens, also in the place of a dead one; it serves after its next update."""
         await self.ensure_started()
         async with self.manager.exclusive():
-            await self.connections.attach(ReplicaAddress(replica_id, host, port, server))
+            if await self.connections.attach(ReplicaAddress(replica_id, host, port, server)):
+                self.calls.replica_began(replica_id)
             await self._on_others("attach", replica_id, host, port, server)
 
     async def begin_run(self, run: str, version: int) -> None:

@@ -86,8 +86,6 @@ class DeadEngine:
         raise ReplicaLostError(self.replica_id, "it is dead")
         yield
 
-    async def abort(self, request_id: str) -> None: ...
-
     def close(self) -> None: ...
 
 
@@ -122,20 +120,21 @@ class ReplicaConnections:
         self.token, self.capacity, self.mirror, self.reply_s = token, capacity, mirror, reply_s
         self.cache_use = CacheUseOfAll()
 
-    async def attach(self, address: ReplicaAddress) -> None:
-        """Connects to a replica that listens; a second call changes nothing. It serves after its next update.
+    async def attach(self, address: ReplicaAddress) -> bool:
+        """Connects to a replica that listens; False if it is connected already. It serves after its next update.
 
         A server at another address takes the place of the one that was attached before, which is lost.
         """
         name = address.replica_id
         if self.addresses.get(name) == address and name in self.fleet:
-            return
+            return False
         engine = await self._connect(address)
         if name in self.fleet:
             self.fleet.lost(name, "another server takes its place")
         self.cache_use.begins_again(name)
         self.fleet.add(name, engine=engine, control=self._control(address), capacity=self.capacity)
         self.addresses[name] = address
+        return True
 
     async def reconnect(self, name: str) -> str | None:
         """Tries to reconnect; returns the problem if it is to be tried again. ReplicaLostError: its server is dead."""

@@ -230,8 +230,10 @@ class EarlierSessions:
     def acknowledged(self, session_id: str, kept: bool) -> None:
         """One that was dropped is not taken up any more, and none is needed any more."""
         self.handed_over.pop(session_id, None)
-        if (place := self.offered.pop(session_id, None)) is not None and not kept:
-            self.candidates.pop(place, None)
+        self.offered.pop(session_id, None)
+        if not kept:
+            for place in [place for place, one in self.candidates.items() if one.session_id == session_id]:
+                del self.candidates[place]
 
     async def drop(self, session_id: str, reason: str) -> None:
         """A session that was taken up, and had been handed over before, is not trained after all."""
@@ -273,7 +275,7 @@ def run_of(session: SessionSummary | StoredSession) -> str | None:
     return None if run is None else str(run)
 
 
-def place_of(session: SessionSummary) -> Place:
+def place_of(session: SessionSummary | StoredSession) -> Place:
     return session.uid, str(session.settings.get("metadata", {}).get(SAMPLE))
 
 

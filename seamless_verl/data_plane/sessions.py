@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 import ray
 
 from seamless_verl.client.admin_file import AdminFile, kept_runner_key
-from seamless_verl.data_plane.earlier_sessions import EarlierSessions, run_of
+from seamless_verl.data_plane.earlier_sessions import SAMPLE, EarlierSessions, Place, place_of, run_of
 from seamless_verl.data_plane.finished_sessions import (
     NO_NOTE,
     AgentResult,
@@ -41,7 +41,6 @@ from seamless_verl.data_plane.traces import SessionTraces, exporter_of
 from seamless_verl.errors import ConfigError, JournalOrderError
 from seamless_verl.gateway.api_errors import ApiError
 from seamless_verl.gateway.calls import INTERRUPTED
-from seamless_verl.gateway.session import SessionState
 from seamless_verl.journal import (
     RUN,
     CallEnded,
@@ -65,6 +64,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 LOCKED_S, RETRY_S = 10.0, 0.05  # an earlier process that was just killed may hold the journal's lock for so long
+NO_LOOP = DropReason.SESSION, "no agent loop waited for it"
 
 
 class Sessions:
@@ -79,6 +79,7 @@ class Sessions:
         self.accounts = SessionAccounts(settings)
         self.asked: Counter[asyncio.Task[Any]] = Counter()  # tasks in which an agent loop opens, closes or acknowledges
         self.discards: set[asyncio.Task[None]] = set()  # of sessions that nobody trains
+        self.unused = dict[Place, str]()  # open when an earlier process died, without a call, by their place
         self.earlier: EarlierSessions
         self.lost: LostSessions
         self.traces = SessionTraces(exporter_of(os.environ))
@@ -113,8 +114,11 @@ class Sessions:
 
         self.recorder = JournalRecorder(self.journal, on_closed=self._session_closed, routes=self.settings.routes)
         if restarted:
-            self.closed = {session.session_id: asyncio.Event() for session in open_sessions if is_awaited(session)}
+            awaited = [session for session in open_sessions if is_awaited(session)]
+            self.closed = {session.session_id: asyncio.Event() for session in awaited}
+            self.unused = {place_of(session): session.session_id for session in awaited if not session.calls}
             await self.earlier.restore()
+            await self._discard_closed()
         else:
             self.closed = {session_id: asyncio.Event() for session_id in kept}
             await self._end_earlier_run([one for one in open_sessions if one.session_id not in kept])
@@ -162,6 +166,13 @@ class Sessions:
             if stored is not None and run_of(stored) is None:
                 await self._end_earlier(session_id, stage, None)
 
+    async def _discard_closed(self) -> None:
+        """Ends the hand-over of sessions without an agent loop that had just been closed when a process died."""
+        for session in await asyncio.to_thread(self.journal.sessions):
+            if session.stage is Stage.CLOSED and not session.settings["awaited"]:
+                record = await asyncio.to_thread(read_closed_session, self.journal, session.session_id)
+                await self._drop(record, *NO_LOOP)
+
     async def _end_earlier(self, session_id: str, stage: Stage, reason: str | None) -> None:
         """Ends the hand-over of a session of an earlier start.
 
@@ -207,7 +218,7 @@ class Sessions:
     async def _discard(self, session_id: str) -> None:
         """Ends the hand-over of a session that nobody trains, so that the journal keeps it no longer than others."""
         try:
-            await self._drop(self._take(session_id), DropReason.SESSION, "no agent loop waited for it")
+            await self._drop(self._take(session_id), *NO_LOOP)
         except Exception as error:  # no task awaits this one
             self.on_failure(error)
 
@@ -238,7 +249,7 @@ class Sessions:
     async def open(self, body: dict[str, Any]) -> dict[str, Any]:
         """Opens a session; in the place of a lost one its agent's calls are answered from the record (`lost`).
 
-        One whose reply was lost with an earlier process expires, since no agent has its key, and ends with its group.
+        One whose reply was lost with an earlier process is asked for again, and ended: no agent has its key.
         """
         own = {RUN: self.earlier.run} if self.earlier.run else {}
         with self._asked():
@@ -249,6 +260,9 @@ class Sessions:
             self.closed[opened["session_id"]] = asyncio.Event()
             self.traces.opened(opened["session_id"], str(body["uid"]), session.opened_at)
             self.calls.group_began(str(body["uid"]))
+            unused = self.unused.pop((str(body["uid"]), str(metadata.get(SAMPLE))), None)
+            if unused in self.closed and not self.gateway.table.get(unused).requests:
+                await self.drop(unused, Closed.ABANDONED, DropReason.SESSION, "nobody had its key")
             return opened
 
     @contextmanager
@@ -348,7 +362,6 @@ class Sessions:
         await self._end_left({one.uid: one.outcome for one in groups})
         await self.earlier.end_unwanted(decided)
         self.earlier.decided(uids)
-        await self._end_orphans(decided)
         self.lost.forget(uids)
         self.accounts.decided(groups)
         self.traces.decided(groups, time.time())
@@ -360,17 +373,6 @@ class Sessions:
             deferred = outcomes[uid] is GroupOutcome.DEFERRED
             reason = DropReason.DEFERRED if deferred else DropReason.SESSION
             await self.acknowledge(session_id, False, HandedNote(uid, "its group went on without it", dropped=reason))
-
-    async def _end_orphans(self, uids: Collection[str]) -> None:
-        """Drops sessions of groups that were decided which nobody can have, as Ray repeated the call that had opened
-        them.
-        """
-        for session_id in [name for name, uid in self.awaited().items() if uid in uids]:
-            if session_id not in self.closed:  # it ended during a drop before it
-                continue
-            session = self.gateway.table.get(session_id)
-            if session.state is SessionState.EXPIRED and not session.requests:
-                await self.drop(session_id, Closed.ABANDONED, DropReason.SESSION, "nobody had its key")
 
     async def checked_metrics(self) -> dict[str, float]:
         """Metrics of all sessions, after a check of their conservation laws; the journal is bounded beside it."""

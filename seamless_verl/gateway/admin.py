@@ -34,14 +34,13 @@ class Admin:
         """GET and POST /admin/sessions, GET /admin/sessions/<id>, POST to its /close and /reward; raises ApiError."""
         match method, path.strip("/").split("/")[1:]:
             case "POST", ["sessions"]:
-                self._table.check_room()
                 return await self.open(body)
             case "GET", ["sessions"]:
                 return {"sessions": [session.describe() for session in self._table]}
             case "POST", ["sessions", session_id, "reward"]:
                 return await self.reward(self._table.get(session_id), body)
             case "GET", ["sessions", session_id]:
-                return self._table.get(session_id).describe()
+                return self._table.describe(session_id)
             case "POST", ["sessions", session_id, "close"]:
                 return await self.close(session_id, body.get("reason", "finished"))
         raise ApiError(ErrorCode.NOT_FOUND, f"Nothing is served at {method} {path}")
@@ -75,11 +74,13 @@ class Admin:
         """Closes a session, after its running calls are cancelled; closing it again changes nothing."""
         if not isinstance(reason, str):
             raise ApiError(ErrorCode.MALFORMED, f"reason={reason!r}: give a text", param="reason")
-        session = self._table.get(session_id)
-        if self._table.close(session_id, reason):
+        described = self._table.describe(session_id)
+        if described["state"] == SessionState.OPEN and self._table.close(session_id, reason):
+            session = self._table.get(session_id)
             await self._cancel(session_id)
             await self._recorder.close_session(session, reason)
-        return session.describe()
+            return session.describe()
+        return described
 
     async def expire(self) -> int:
         """Ends the sessions whose lifetime is over, on the record too; returns their number."""

@@ -34,7 +34,8 @@ from seamless_verl.trajectory.records import Finish, Segment, TokenChunk, tokens
 from seamless_verl.trajectory.routes import Routes, joined
 from seamless_verl.trajectory.tree import Node
 
-ASKED, RESPONSE = "asked", "response"  # under that key: the digest of what was asked; the stored response it makes
+# Under that key: the digest of what was asked; the stored response it makes; the name of its reply.
+ASKED, RESPONSE, REPLY = "asked", "response", "reply"
 INTERRUPTED = "interrupted"  # In the stored reply of a call that ended with the run's processes, and not by its agent
 # An engine reports STOP for tool calls: they are parsed from the text, again when it is read again.
 ENGINE_FINISH = {Finish.STOP: Finish.STOP, Finish.TOOL_CALLS: Finish.STOP, Finish.LENGTH: Finish.LENGTH}
@@ -54,7 +55,7 @@ class SessionCall(Call):
     response: Mapping[str, Any] | None = None  # `id`, `model`, and whether the messages begin with `instructions`
     dropped_tools: tuple[str, ...] = ()  # types of hosted tools that were left out
     replaced_media: tuple[str, ...] = ()  # kinds of images and the like that became placeholders
-    reply_id: str = ""  # the id that the reply has, or the beginning of it, as it was made
+    reply_name: str = ""  # as in `Attempt`
     asked: str = ""  # `asked_digest` of it
     images: tuple[PromptImage, ...] = ()  # in its prompt
     files: Mapping[str, bytes] = field(default_factory=dict)  # of these, by sha256
@@ -62,7 +63,7 @@ class SessionCall(Call):
     def stored_request(self) -> dict[str, Any]:
         """The request as it is recorded, with what finds the call again after a restart."""
         own: dict[str, Any] = {"attempt": self.attempt, "place": self.index}
-        own |= {"max_tokens": self.sampling.get("max_tokens"), "reply_id": self.reply_id}
+        own |= {"max_tokens": self.sampling.get("max_tokens"), REPLY: self.reply_name}
         given = {
             ASKED: self.asked or None,
             "key": self.idempotency_key,

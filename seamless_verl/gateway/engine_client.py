@@ -174,8 +174,6 @@ class FleetEngineClient(EngineClient):
         index, call_id = context.next_call()
         earlier, interrupted = context.earlier_output(index), context.take_interrupted_call(index)
         call = self._with_routes(_session_call(context, request, index, call_id, choice))
-        if context.is_retry:
-            context.session.retried_replies[call.reply_id] = context.attempt.number
         session, recorder, source, recorded = context.session, self._recorder, self._source, 0
         if earlier is not None:
             recorder, source = None, earlier
@@ -240,7 +238,7 @@ def _session_call(
         response=context.stored_response(),
         dropped_tools=context.dropped_tools,
         replaced_media=context.replaced_media,
-        reply_id=request.external_req_id or "",
+        reply_name=context.attempt.reply_name,
         # with the seed as the agent gave it: a session that begins this one again asks the same
         asked=asked_digest(prompt_ids, sampling, stop_strings(request.sampling_params), index, images),
         images=images,

@@ -9,6 +9,7 @@ import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
+from uuid import uuid4
 
 from starlette.datastructures import Headers
 from starlette.types import Message, Receive, Scope
@@ -41,6 +42,7 @@ REWARD_PATH = "/v1/session/reward"
 MODELS_PATH = "/v1/models"
 POSTED = (*GENERATION_PATHS, COUNT_TOKENS_PATH, REWARD_PATH)
 METHODS: dict[str, tuple[str, ...]] = dict.fromkeys(POSTED, ("POST",)) | {MODELS_PATH: ("GET",)}
+REQUEST_ID = "x-request-id"
 STORED_METHODS = ("GET", "DELETE")
 WITHOUT_VERSION = frozenset(path.split("/")[2] for path in METHODS if path.startswith("/v1/"))
 """How paths begin that are served without `/v1`, too."""
@@ -203,6 +205,24 @@ def digest_request(path: str, body: Mapping[str, Any]) -> str:
         return digest_of(path, body)
     except RecursionError as error:
         raise _malformed("it is nested too deeply") from error
+
+
+def reply_name(path: str, body: Mapping[str, Any], headers: Headers) -> str:
+    """What the ids of replies to a request have behind the beginning of their API: as in vLLM the client's own name."""
+    given, header = body.get("request_id"), headers.get(REQUEST_ID)
+    own = given if path != MESSAGES_PATH and isinstance(given, str) else None
+    if path == RESPONSES_PATH:
+        return own or f"resp_{uuid4().hex}"
+    return header or own or uuid4().hex
+
+
+def with_reply_name(scope: Scope, body: Mapping[str, Any], path: str, name: str) -> tuple[Scope, dict[str, Any]]:
+    """The request, the ids of whose replies have this name: that of a retry has the one that its first attempt had."""
+    headers = [(key, value) for key, value in scope["headers"] if key != REQUEST_ID.encode()]
+    if path == MESSAGES_PATH:  # they have no field for it
+        return {**scope, "headers": [*headers, (REQUEST_ID.encode(), name.encode("latin-1"))]}, dict(body)
+    named = {"request_id": name} if isinstance(body.get("request_id", name), str) else {}
+    return {**scope, "headers": headers}, {**body, **named}
 
 
 def _too_large(limit: int) -> ApiError:

@@ -39,6 +39,8 @@ from seamless_verl.gateway.http import (
     parse_body,
     parse_request,
     read_body,
+    reply_name,
+    with_reply_name,
 )
 from seamless_verl.gateway.http_responses import (
     KEEPALIVE_S,
@@ -52,7 +54,7 @@ from seamless_verl.gateway.http_responses import (
 from seamless_verl.gateway.images import IMAGE
 from seamless_verl.gateway.request_context import CURRENT, RequestContext
 from seamless_verl.gateway.request_rules import MAX_BODY, Adapted, RequestRules, adapt, count_calls, media_in
-from seamless_verl.gateway.retries import is_retried
+from seamless_verl.gateway.retries import Attempt, is_retried
 from seamless_verl.gateway.session import Session, hash_key
 from seamless_verl.gateway.sessions import SessionTable
 from seamless_verl.gateway.token_requests import TOKENS_PATH, adapt_tokens, parameters_of
@@ -87,7 +89,6 @@ class GatewaySettings:
     grace: float = 5.0  # seconds, for calls at the stop
     rules: RequestRules = field(default_factory=RequestRules)
     public_address: str | None = None  # that agents are given: a host, or a URL where something changes the port
-    max_open: int | None = None  # sessions, see SessionTable
     runner_key: str = ""
     keepalive_s: float = KEEPALIVE_S  # seconds of silence after which a stream sends a keepalive
 
@@ -246,7 +247,9 @@ class SessionMiddleware:
         retried = session.attempts.find(digest, key=key, retry=_is_marked(request.headers)) if generates else None
         try:
             with self._table.admit(session, calls, new_turn=generates and not retried):
-                attempt = retried or session.attempts.begin(digest, key, session.requests)
+                attempt = retried or Attempt(digest, key, session.requests, reply_name(path, body, request.headers))
+                if generates and retried is None:
+                    session.attempts.add(attempt)
                 context = RequestContext(
                     *(session, session.requests, path, body, digest, attempt),
                     is_retry=retried is not None,
@@ -277,21 +280,25 @@ class SessionMiddleware:
             self._note_refusal(context.session, context.path, context.overflow is not None, status, message)
 
         response = ResponseWatch(keepalives, request.address.api, context, on_error)
+        scope, attempt, attempts = request.scope, context.attempt, context.session.attempts
+        if context.path in GENERATION_PATHS:
+            scope, body = with_reply_name(scope, body, context.path, attempt.reply_name)
         token = CURRENT.set(context)
+        attempt.requests += 1
         try:
-            await self._app({**request.scope, "path": context.path, READ_BODY: body}, receive, response)
+            await self._app({**scope, "path": context.path, READ_BODY: body}, receive, response)
         finally:
+            attempt.requests -= 1
             keepalives.stop()
             CURRENT.reset(token)
-            attempts = context.session.attempts
             if response.complete:
                 context.session.failed_as = ""
             if response.complete and not receive.disconnected:
-                attempts.mark_sent(context.attempt)
-            elif not context.attempt.repeatable and attempts.remove(context.attempt):
+                attempts.mark_sent(attempt)
+            elif not attempt.repeatable and attempts.remove(attempt):
                 failed = not response.started and is_retried(response.error_status)
-                if failed and context.attempt.key is None:
-                    attempts.note_failed(context.attempt.digest)
+                if failed and attempt.key is None:
+                    attempts.note_failed(attempt.digest)
 
     def _find_session(self, address: Address, headers: Headers) -> Session:
         """The session of the address, or else of the header; raises ApiError when they name two sessions."""

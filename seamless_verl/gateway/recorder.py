@@ -24,7 +24,7 @@ from typing import Any
 
 from seamless_verl.errors import JournalError, JournalOrderError
 from seamless_verl.gateway.api_errors import ApiError, ErrorCode
-from seamless_verl.gateway.calls import SessionCall
+from seamless_verl.gateway.calls import REPLY, SessionCall
 from seamless_verl.gateway.session import Session, SessionState
 from seamless_verl.journal import (
     CallEnded,
@@ -52,8 +52,7 @@ FLUSH_S = 0.05  # a crash costs at most so many seconds of an engine's work
 MAX_REFUSED = 256  # recorded of one session: an agent may repeat a bad request for ever
 MAX_MESSAGE = 1000  # characters of a refusal's message that are recorded
 
-ANTHROPIC, CHAT = "msg_", "chatcmpl-"
-NUMBERED = {"cmpl-": "-", "resp_": "_"}  # What is between the id of a reply and the number of its engine request
+BEGINNINGS = ("", "chatcmpl-", "msg_", "cmpl-", "generate-tokens-")  # of the ids of replies: what the APIs add to names
 
 
 class JournalBuffer:
@@ -228,16 +227,11 @@ class JournalRecorder:
         record.post_reward(value, name)
 
     def find_turn(self, session: Session, reply_id: str) -> str | None:
-        """The id of the turn that the agent got as the reply of this id, the first of n choices; None if there is none.
-
-        A retry that reads again what was generated is a reply of another id to the same attempt.
-        """
+        """The id of the turn that the agent got as the reply of this id, the first of n choices; None without one."""
         if (record := self._records.get(session.session_id)) is None:
             return None
-        retried = {number for made, number in session.retried_replies.items() if _names(reply_id, made)}
-        found = [
-            turn for turn in record.turns if turn.finish is not Finish.FAILED and _is_reply(turn, reply_id, retried)
-        ]
+        names = {reply_id.removeprefix(beginning) for beginning in BEGINNINGS}
+        found = [turn for turn in record.turns if turn.finish is not Finish.FAILED and _own(turn).get(REPLY) in names]
         return min(found, key=lambda turn: int(_own(turn).get("place", 0))).turn_id if found else None
 
     def note_refusal(self, session: Session, path: str, status: int, message: str) -> None:
@@ -305,25 +299,6 @@ def _images(call: SessionCall) -> list[Event]:
 def _own(turn: PlacedTurn) -> dict[str, Any]:
     own: dict[str, Any] = turn.request.get(GATEWAY_KEY, {})
     return own
-
-
-def _is_reply(turn: PlacedTurn, reply_id: str, attempts: set[int]) -> bool:
-    return _names(reply_id, _own(turn).get("reply_id", "")) or _own(turn).get("attempt") in attempts
-
-
-def _names(reply_id: str, made: str) -> bool:
-    """Whether a reply of this id is one to the request for which vLLM made the id `made`.
-
-    Of a message of the Anthropic API the gateway changes the beginning; of plain completions and responses the engine's
-    request has a number behind it.
-    """
-    if reply_id.startswith(ANTHROPIC):
-        reply_id = CHAT + reply_id.removeprefix(ANTHROPIC)
-    between = next((mark for beginning, mark in NUMBERED.items() if reply_id.startswith(beginning)), None)
-    if between is None:
-        return reply_id == made
-    name, _, number = made.rpartition(between)
-    return made == reply_id or (name == reply_id and number.isdecimal())
 
 
 def _too_late(session: Session) -> ApiError:

@@ -23,7 +23,7 @@ from openai.types.responses import (
 )
 from openai.types.responses.response_reasoning_item import Content
 
-from seamless_verl.gateway.calls import ENGINE_FINISH, RESPONSE, gateway_fields
+from seamless_verl.gateway.calls import ENGINE_FINISH, REPLY, RESPONSE, gateway_fields
 from seamless_verl.gateway.recorder import JournalRecorder
 from seamless_verl.gateway.retries import MAX_ATTEMPTS, Attempt, CallOutput
 from seamless_verl.gateway.session import Session, SessionLimits, SessionSampling
@@ -95,7 +95,8 @@ def repeatable_attempts(calls: Sequence[StoredCall]) -> Iterable[Attempt]:
 
 
 def _attempt(number: int, group: Sequence[StoredCall]) -> Attempt:
-    attempt = Attempt(group[0].digest, gateway_fields(group[0]).get("key"), number)
+    own = gateway_fields(group[0])
+    attempt = Attempt(group[0].digest, own.get("key"), number, own[REPLY])
     for call in group:
         index = gateway_fields(call)["place"]
         if call.finish is None:

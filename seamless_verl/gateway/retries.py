@@ -6,7 +6,7 @@ mark (a retry count or an idempotency key), never by its content: the same promp
 Invariants:
 - The output of a call that was cancelled or failed is not given to a retry: its retry is a new request.
 - An attempt without an idempotency key is forgotten when its reply was sent in full, and it is retried once.
-- An attempt that runs, or that a restart interrupted, is never forgotten.
+- An attempt whose request is served, that runs, or that a restart interrupted, is never forgotten.
 - A request that was refused or failed left no output. Of as many requests as failed, the next marked retries match
   nothing, lest they get the output of another request of the same content.
 """
@@ -78,20 +78,17 @@ class CallOutput:
         self._notify_readers()
 
     async def stream(self, call: Call) -> AsyncGenerator[TokenChunk, None]:
-        """This output as a CallSource, whatever the call; its last chunk has no tokens."""
+        """This output as a CallSource, whatever the call."""
         self.readers += 1
         try:
             position = 0
             while True:
-                changed = self._changed
+                changed, ended = self._changed, not self.running
                 chunks = list(self._chunks_from(position))
-                for chunk in chunks:
+                for chunk in _with_end(chunks, self._last_chunk()) if ended else chunks:
                     position += len(chunk.ids)
                     yield chunk
-                if chunks:
-                    continue
-                if not self.running:
-                    yield self._last_chunk()
+                if ended:
                     return
                 await changed.wait()
         finally:
@@ -126,6 +123,16 @@ class CallOutput:
             self._changed = asyncio.Event()
 
 
+def _with_end(chunks: list[TokenChunk], end: TokenChunk) -> list[TokenChunk]:
+    """The chunks with the end on the last tokens, as an engine gives it: a token that ended the call is no text.
+
+    Not so that of a stop string, which a reader finds in the text of these tokens, nor a failure.
+    """
+    if not chunks or end.finish_reason is Finish.FAILED or isinstance(end.stop_reason, str):
+        return [*chunks, end]
+    return [*chunks[:-1], replace(chunks[-1], finish_reason=end.finish_reason, stop_reason=end.stop_reason)]
+
+
 @dataclass(eq=False)
 class Attempt:
     """One request that can be retried; its calls are under their indices in the request."""
@@ -133,10 +140,12 @@ class Attempt:
     digest: str
     key: str | None
     number: int = 0  # of the request in its session
+    reply_name: str = ""  # what the ids of its replies, also those to retries, have behind the beginning of their API
     outputs: dict[int, CallOutput] = field(default_factory=dict)
     interrupted_calls: dict[int, StoredCall] = field(default_factory=dict)  # by a restart, until a retry continues them
     sent: bool = False  # its reply was sent in full
     claimed: bool = False  # a retry uses it now
+    requests: int = 0  # that are served now, such as one that is still rendered
 
     @property
     def failed(self) -> bool:
@@ -184,20 +193,12 @@ class Attempts:
             raise ApiError(ErrorCode.REUSED_KEY, f"Idempotency-Key {key!r} came with another request. Use a new one")
         return found
 
-    def begin(self, digest: str, key: str | None, number: int = 0) -> Attempt:
-        attempt = Attempt(digest, key, number)
-        self.add(attempt)
-        return attempt
-
     def add(self, attempt: Attempt) -> None:
         """Appends an attempt; after a restart they are added in the order in which they began."""
+        ended = [other for other in self._attempts if not other.running and not other.requests]
+        for oldest in ended[: max(len(self._attempts) + 1 - MAX_ATTEMPTS, 0)]:
+            self._attempts.remove(oldest)
         self._attempts.append(attempt)
-        if len(self._attempts) > MAX_ATTEMPTS:
-            ended = next((other for other in self._attempts if not other.running and other is not attempt), None)
-            if ended is not None:
-                self._attempts.remove(ended)
-                if ended.failed and ended.key is None:
-                    self.note_failed(ended.digest)
 
     def mark_sent(self, attempt: Attempt) -> None:
         """The reply was sent in full; without an idempotency key the attempt is forgotten."""

@@ -113,6 +113,7 @@ class RunningCall:
                         await recorder.record_chunk(self.call, new)
                     self.context.session.tokens += len(new.ids)
                 if chunk.finish_reason is not None:
+                    self.call.reading.ended = True
                     await self._finish(chunk, chunk.finish_reason, shown)
                     return
                 self._publish(chunk, shown)

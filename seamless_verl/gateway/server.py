@@ -105,7 +105,7 @@ class Gateway:
         args = serve_arguments(settings.model, settings.options)
         self._settings, self._args, self._journal = settings, args, journal
         self.client = FleetEngineClient(rendering_config(args), source=source, recorder=recorder)
-        self.table = table or SessionTable(max_running=settings.max_running, max_open=settings.max_open)
+        self.table = table or SessionTable(max_running=settings.max_running)
         self.admin = Admin(self.table, recorder, cancel=self.client.cancel)
         self._listeners, self._on_failure, self._recorder = list(listeners), on_failure, recorder
         self._middleware: SessionMiddleware | None = None

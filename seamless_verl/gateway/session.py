@@ -110,7 +110,6 @@ class Session:
     prefixes: PrefixIndex = field(default_factory=PrefixIndex)
     attempts: Attempts = field(default_factory=Attempts)
     responses: StoredResponses = field(default_factory=StoredResponses)
-    retried_replies: dict[str, int] = field(default_factory=dict)  # attempts, by the id that a retry gave the reply
     images: dict[str, bytes] = field(default_factory=dict)  # the files in its calls' prompts, by sha256
     recorded_calls: RepeatableCalls | None = None  # of a lost session in the place of which this one is
     refused: int = 0  # requests that got an error

@@ -40,16 +40,16 @@ class SessionTable:
         self,
         *,
         max_running: int | None = None,  # calls of all sessions
-        max_open: int | None = None,  # sessions that are open when another one is opened from outside
         clock: Callable[[], float] | None = None,
         time_of_day: Callable[[], float] = time.time,
     ) -> None:
         self._by_id: dict[str, Session] = {}
         self._by_key: dict[bytes, Session] = {}
-        self._forgotten: OrderedDict[bytes, str] = OrderedDict()  # by key: which session it was, and why it ended
+        self._forgotten: OrderedDict[bytes, dict[str, Any]] = OrderedDict()  # by key, as `describe` gave them at last
+        self._forgotten_keys: dict[str, bytes] = {}  # of these, by id
         self._awake, self._time_of_day = AwakeTime(), time_of_day
         self.clock = clock or self._awake
-        self._max_running, self._max_open = max_running, max_open
+        self._max_running = max_running
         self._newly_expired: list[Session] = []
         self.paused_s: Callable[[str], float] = lambda session_id: 0.0  # by which a session lives longer, in seconds
         self.running = 0
@@ -59,15 +59,6 @@ class SessionTable:
 
     def __iter__(self) -> Iterator[Session]:
         return iter(tuple(self._by_id.values()))
-
-    def check_room(self) -> None:
-        """Raises ApiError when as many sessions are open as may be."""
-        if self._max_open is None:
-            return
-        found = sum(session.state is SessionState.OPEN for session in self._by_id.values())
-        if found >= self._max_open:
-            message = f"{found} sessions are open of at most {self._max_open}. Try again later"
-            raise ApiError(ErrorCode.BUSY, message, retry_after=RETRY_AFTER)
 
     def open(
         self,
@@ -122,6 +113,12 @@ class SessionTable:
         self._expire_if_due(session)
         return session
 
+    def describe(self, session_id: str) -> dict[str, Any]:
+        """As the session's `describe`, also for a while after it was dropped; raises ApiError for an unknown one."""
+        if (key := self._forgotten_keys.get(session_id)) is not None:
+            return self._forgotten[key]
+        return self.get(session_id).describe()
+
     def by_key(self, key: str | None) -> Session:
         """The session of a key, in any state; raises ApiError without a key, or for an unknown one."""
         if not key:
@@ -131,7 +128,8 @@ class SessionTable:
         digest = hash_key(key)
         session = self._by_key.get(digest)
         if session is None and (ended := self._forgotten.get(digest)) is not None:
-            raise ApiError(ErrorCode.CLOSED, f"{ended}. Open a new one")
+            message = "Session {session_id} is {state} ({reason}). Open a new one"
+            raise ApiError(ErrorCode.CLOSED, message.format(**ended))
         if session is None or not hmac.compare_digest(session.key_hash, digest):
             raise ApiError(ErrorCode.UNKNOWN_KEY, "No session has this key")
         self._expire_if_due(session)
@@ -163,9 +161,11 @@ class SessionTable:
             found = f"{session.state} with {session.running} calls"
             raise ValueError(f"session_id={session_id!r} is {found}; close it first")
         del self._by_id[session.session_id], self._by_key[session.key_hash]
-        self._forgotten[session.key_hash] = f"Session {session_id} is {session.state} ({session.reason})"
+        self._forgotten[session.key_hash] = session.describe()
+        self._forgotten_keys[session_id] = session.key_hash
         if len(self._forgotten) > REMEMBERED:
-            self._forgotten.popitem(last=False)
+            _, oldest = self._forgotten.popitem(last=False)
+            del self._forgotten_keys[oldest["session_id"]]
 
     @contextmanager
     def admit(self, session: Session, calls: int = 1, *, new_turn: bool = True) -> Iterator[None]:

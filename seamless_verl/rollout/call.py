@@ -45,7 +45,15 @@ from seamless_verl.rollout.shared_samples import SharedSample, SharedSamples
 from seamless_verl.trajectory.records import Finish, TokenChunk, empty_chunk, tokens
 
 AFFINITY_TOKENS = 256  # tokens of the prompt that identify it: system prompt and tools distinguish agents
+ENDS = (Finish.STOP, Finish.LENGTH, Finish.CANCELLED, Finish.FAILED)
 SILENT_CUT = empty_chunk(Finish.CUT)  # for an engine that ends its stream without a finish reason
+
+
+@dataclass(slots=True)
+class Reading:
+    """What a call's reader says of it: that it `ended`, as at a stop string, which engines do not look for."""
+
+    ended: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +79,7 @@ class Call:
     media: bytes = b""
     routes_from: int | None = None
     traceparent: str = ""  # of the agent's request, by which its traces and ours are one
+    reading: Reading = field(default_factory=Reading, compare=False)
 
     @property
     def affinity(self) -> str:
@@ -245,8 +254,8 @@ class Calls:
     async def stream(self, call: Call) -> AsyncGenerator[TokenChunk, None]:
         """The call's tokens as they arrive; the last chunk has the finish reason, and the `error` if it is FAILED.
 
-        Closing the generator ends the call as CANCELLED. Other errors than a lost replica, such as a defect of an
-        engine, are raised, and the call counts as FAILED.
+        Closing the generator ends the call as CANCELLED, or as STOP if its reader found an end. Other errors than a
+        lost replica, such as a defect of an engine, are raised, and the call counts as FAILED.
         """
         place, prompt = self._order.enter(
             call.prompt_ids,
@@ -297,7 +306,7 @@ class Calls:
         self._order.conversation_ended(key)
 
     def metrics(self) -> dict[str, float]:
-        ended = {f"calls/{finish}": float(self._ended[finish]) for finish in Finish if finish is not Finish.CUT}
+        ended = {f"calls/{finish}": float(self._ended[finish]) for finish in ENDS}
         return ended | {
             "calls/begun": float(self._begun),
             "calls/running": float(len(self._running)),
@@ -334,6 +343,11 @@ class Calls:
         """Samples of other replicas, of those first prompts that this one has calls of now; each once."""
         first_prompts = {one.first_prompt for one in self._running if one.holds == replica_id and one.first_prompt}
         return [] if self._samples is None else self._samples.take(replica_id, first_prompts)
+
+    def replica_began(self, replica_id: str) -> None:
+        """A new process is this replica: it has none of the samples that were taken for it."""
+        if self._samples is not None:
+            self._samples.forget_replica(replica_id)
 
     def waits(self) -> list[CallWait]:
         """All calls, as they wait now."""
@@ -374,15 +388,18 @@ class Calls:
                     chunk = await anext(chunks, SILENT_CUT)
                     visible = progress.add(chunk)
                     if (finish_reason := chunk.finish_reason) is not None:
-                        if prompt and progress.finish in (Finish.STOP, Finish.LENGTH):
-                            self._order.lengths.add(prompt, len(progress.produced))  # others may be as long
-                            self._fleet.slots.foresee(prompt, self._order.lengths.shortness(prompt))
+                        self._learn_length(progress, prompt)
                         replica = slot.replica.replica_id
                         unexplained = f"cut by replica {replica}, which was not paused" if slot.unexplained else None
                         progress.holds, attempt.ended = "", time.time()
                         slot.release()  # a slow reader holds no slot
                     if visible is not None:
                         yield visible
+        except GeneratorExit:
+            if progress.finish is None and progress.call.reading.ended:
+                progress.finish = Finish.STOP
+                self._learn_length(progress, prompt)
+            raise
         except ReplicaLostError as loss:
             assert slot is not None
             self._fleet.lost(slot.replica.replica_id, loss.reason, engine=slot.engine)
@@ -397,3 +414,9 @@ class Calls:
                 slot.release()
         if (last := progress.end_if_cannot_continue(unexplained)) is not None:
             yield last
+
+    def _learn_length(self, progress: CallProgress, prompt: str) -> None:
+        """Of a call that ended: others of its prompt may be as long."""
+        if prompt and progress.finish in (Finish.STOP, Finish.LENGTH):
+            self._order.lengths.add(prompt, len(progress.produced))
+            self._fleet.slots.foresee(prompt, self._order.lengths.shortness(prompt))

@@ -69,8 +69,10 @@ class EngineSource(Protocol):
         """Ends the request with CUT; one that has ended, or is unknown, is no error."""
 
 
-class Engine(EngineSource, Protocol):
-    """The engine of one replica, as a client sees it."""
+class Engine(Protocol):
+    """The engine of one replica, as a client sees it: a request whose generator is closed ends."""
+
+    def generate(self, request: EngineRequest) -> AsyncGenerator[TokenChunk, None]: ...
 
     @property
     def replica_id(self) -> str: ...

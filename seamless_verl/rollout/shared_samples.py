@@ -1,6 +1,7 @@
 """Calls that ended, for the engines that run others of the same first prompts and did not generate them.
 
-Law: an engine is given each sample once at most, and none that it generated itself; at most `room` tokens are kept.
+Law: an engine's process is given each sample once at most, and none that it generated itself; at most `room` tokens are
+kept.
 """
 
 from __future__ import annotations
@@ -50,6 +51,12 @@ class SharedSamples:
         while self._size > self._room:
             _, forgotten = self._of_prompt.popitem(last=False)
             self._size -= sum(len(one.ids) for one, _ in forgotten)
+
+    def forget_replica(self, replica: str) -> None:
+        """Another process has this name now, and no sample."""
+        for samples in self._of_prompt.values():
+            for _, replicas in samples:
+                replicas.discard(replica)
 
     def take(self, replica: str, prompts: Collection[str]) -> list[SharedSample]:
         """Those of these prompts that this replica has not; it has them from now on."""

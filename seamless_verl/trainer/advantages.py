@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -28,7 +29,7 @@ from seamless_verl.trainer.session_weight import (
     put_row_weights,
     rows_of_sessions,
 )
-from seamless_verl.trainer.token_mask import mask_rows, own_keys
+from seamless_verl.trainer.token_mask import mask_rows, own_keys, trained_tokens
 from seamless_verl.trajectory.account import DropReason
 
 algorithms.register(algorithms.ESTIMATORS)
@@ -44,15 +45,25 @@ class Advantages:
     depth: int  # how many earlier observations are compared, by an estimator that compares turns
     _: KW_ONLY
     by_session: bool  # a session weighs once, however many rows it has
+    rejects: bool  # verl's computation masks tokens, too
     details: dict[str, dict[str, Any]] | None  # by prompt, what the journal is to know; None without a journal
     count_masked: Callable[[int, DropReason], None]  # told of tokens that are left out of training
 
-    def compute(self, batch: Any, metrics: dict[str, Any], by_verl: Compute) -> Any:
-        """The batch with its advantages in TransferQueue; `by_verl` is verl's computation."""
+    def compute(self, batch: Any, metrics: dict[str, Any], by_verl: Compute, *, corrects: bool = True) -> Any:
+        """The batch with its advantages in TransferQueue; `by_verl` is verl's computation.
+
+        Without `corrects`, as where no token is to be trained, verl's correction is left out: it needs a token.
+        """
+        if not corrects:
+            with rebound(trainer_base, compute_rollout_correction_and_add_to_batch=uncorrected):
+                return replace(self, rejects=False).compute(batch, metrics, by_verl)
+        by_verl = partial(self._counting, by_verl) if self.rejects else by_verl
+        padding = frozenset(batch.keys) - frozenset(own_keys(batch))
         if self.estimator in algorithms.ESTIMATORS:
             batch = self._own(batch, metrics, by_verl)
         elif self.by_session:
-            with rebound(trainer_base, compute_advantage_for_multi_trajectories=advantage_by_session):
+            by_session = partial(advantage_by_session, padding=padding)
+            with rebound(trainer_base, compute_advantage_for_multi_trajectories=by_session):
                 batch = by_verl(batch, metrics)
         else:
             batch = by_verl(batch, metrics)
@@ -60,6 +71,12 @@ class Advantages:
             for uid, advantages in advantages_of(batch).items():
                 self.details[uid]["advantages"] = advantages
         return put_row_weights(batch) if self.by_session else batch
+
+    def _counting(self, by_verl: Compute, batch: Any, metrics: dict[str, Any]) -> Any:
+        before = trained_tokens(batch)
+        batch = by_verl(batch, metrics)
+        self.count_masked(before - trained_tokens(batch), DropReason.REJECTED)
+        return batch
 
     def _own(self, batch: Any, metrics: dict[str, Any], by_verl: Compute) -> Any:
         """By an estimator of this package; masks the rows that it leaves out of training."""
@@ -72,9 +89,12 @@ class Advantages:
             for uid, session, _ in (parts_of(key) for key in estimate.untrained):
                 if self.details is not None:
                     self.details[uid]["pivot"] = session
-            metrics["seamless/tokens/masked_as_pivot"] = masked
             self.count_masked(masked, DropReason.PIVOT)
         return batch
+
+
+def uncorrected(data: Any, config: Any) -> tuple[Any, dict[str, float]]:
+    return data, {}
 
 
 class OwnEstimate:

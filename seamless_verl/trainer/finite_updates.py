@@ -4,6 +4,9 @@ verl's Megatron engine steps whatever the gradients are, and one NaN is in every
 together before the step, from their losses and the gradient norm; verl's other engines skip a step for its norm
 themselves. A step that is left out changes neither weights nor moments; the learning rate's schedule counts updates,
 with steps or without. LIMIT updates one after another without any step end the run, before a commit or a save.
+
+A mini-batch without a token to train, such as one of old tokens that a policy masks, makes no step either: its loss is
+0 / 0, or 0, by which moments would still move weights. However many these are, they end no run.
 """
 
 from __future__ import annotations
@@ -31,7 +34,7 @@ CAUSES = (
     *("values", "rollout_is_weights", "advantages", "returns"),
 )
 """Columns of a batch, each before those that are computed from it."""
-NORM = "gradient norm"
+NORM, EMPTY = "gradient norm", "no token"
 OTHER, LOSS, LARGEST, NOTHING = (len(CAUSES) + i for i in range(4))
 Finding = tuple[int, float, str]
 """What is wrong with a sample: the smallest is the worst of all ranks."""
@@ -91,6 +94,7 @@ class FiniteUpdates(UpdateHooks):
         self.model = model
         self.keys: list[str] = []  # of the update's rows, of all ranks
         self.finite, self.blamed = True, list[int]()  # the losses of the mini-batch; rows whose loss is not
+        self.batch: Any = None  # the mini-batch that is trained
         self.left_out = self.worst = ""  # what was not finite, where the mini-batch made no step; and in which sample
         self.skipped = self.in_a_row = 0
         self.stepped = False
@@ -112,25 +116,33 @@ class FiniteUpdates(UpdateHooks):
         return output
 
     def mini_batch(self, train_batch: Callable[..., Any], data: Any, loss_function: Callable[..., Any]) -> Any:
-        self.finite, self.blamed, self.left_out = True, [], ""
+        self.finite, self.blamed, self.left_out, self.batch = True, [], "", data
         output = train_batch(data, loss_function=around_loss(loss_function, self._checked_loss))
         searches = getattr(self.engine, "scaler", None) is not None  # fp16: overflows find the scale of the loss
-        self.stepped |= not self.left_out or (searches and self.left_out == NORM)
+        self.stepped |= self.left_out in ("", EMPTY) or (searches and self.left_out == NORM)
         if self.left_out:
             self.skipped += 1
             self._report(data)
+        self.batch = None
         return output
+
+    def _is_empty(self) -> bool:
+        """Whether the mini-batch has no token to train, on any rank; verl counts them before its forward pass."""
+        return tu.get_non_tensor_data(self.batch, "batch_num_tokens", None) == 0
 
     def _checked_loss(self, loss: Callable[..., Any], model_output: Any, data: Any, dp_group: Any) -> Any:
         """The loss of a micro-batch; notes one that is not finite, and the rows that have one."""
         value, metrics = loss(model_output=model_output, data=data, dp_group=dp_group)
-        if not torch.isfinite(value).all():
+        if not torch.isfinite(value).all() and not self._is_empty():
             self.finite = False
             self.blamed += rows_with_such_a_loss(loss, model_output, data, dp_group)
         return value, metrics
 
     def optimizer_step(self, optimizer_step: Callable[[], Any]) -> Any:
         """The step where loss and gradient norm are finite; returns the norm, NaN where it is not known."""
+        if self._is_empty():
+            self.left_out = EMPTY
+            return 0.0
         if not of_all_ranks(self.finite):
             self.left_out = "loss"
             return math.nan
@@ -170,6 +182,10 @@ class FiniteUpdates(UpdateHooks):
         return norms[-1]
 
     def _report(self, data: Any) -> None:
+        if self.left_out == EMPTY:
+            if torch.distributed.get_rank() == 0:
+                logger.warning("The %s made no optimizer step: its mini-batch has no token to train", self.model)
+            return
         _, _, worst = min(gathered(min(self._findings(data))))
         self.worst = f"The {self.model} made no optimizer step, for its {self.left_out} is not finite. {worst}"
         if torch.distributed.get_rank() == 0:

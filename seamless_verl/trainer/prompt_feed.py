@@ -45,10 +45,13 @@ class RunCalls:
 class RunAhead:
     """How many steps' worth of prompts generate beyond those of the current step: given, or found while it trains.
 
-    `most` is the permitted staleness; `asked` is the level that the user gave.
+    `most` is the permitted staleness; `asked` is the level that the user gave. Without one, no step is generated so far
+    ahead that its tokens would be older than the `oldest` that are trained.
     """
 
-    def __init__(self, most: int, asked: int | None) -> None:
+    def __init__(self, most: int, asked: int | None, oldest: int | None = None) -> None:
+        if asked is None and oldest is not None:
+            most = min(most, oldest)
         self.given = most if asked is None else min(asked, most)
         self.chosen = AheadLevel(most) if asked is None and most > 1 else None  # None where there is nothing to choose
         self.engine_use = EngineUse()

@@ -136,14 +136,17 @@ class SeamlessReplayBuffer(ReplayBufferAsync):
         self._clear_groups(TRAIN, set(uids))
 
     def finished(self) -> int:
-        """Groups that were ready to be trained at the last look at the queue."""
-        return len(self.finished_keys[TRAIN] - set(self.unwanted()))
+        """Groups that were ready to be trained at the last look at the queue, and were not taken."""
+        return len(self._ready())
 
     def oldest_finished(self) -> list[str]:
         """The keys of the rows of the oldest group that was ready at the last look, and was not taken."""
-        ready = self.finished_keys[TRAIN] - self.taken - set(self.unwanted())
+        ready = self._ready()
         oldest = next((uid for uid in self.prompt_global_steps[TRAIN] if uid in ready), None)
         return [] if oldest is None else [key for key in self.partitions[TRAIN] if prompt_of(key) == oldest]
+
+    def _ready(self) -> set[str]:
+        return set(self.finished_keys[TRAIN] - self.taken - set(self.unwanted()))
 
     def unfinished(self) -> int:
         """Groups that generated at the last look at the queue, validation's too."""

@@ -4,8 +4,9 @@ verl counts rows, of which a session with branches or compactions has several. H
 
 - *seq-mean-token-mean* averages over the tokens of each row, then over rows. Each row's mean is weighted with the
   row's share of its session's trained tokens. The other modes divide by what does not depend on rows.
-- *Mini-batches* have a fixed number of sessions, and so has each optimizer step.
-- *Estimators* that compare the outcomes of a group take one row of each session, and give the result to all its rows.
+- *Mini-batches* are as many as without a split, of equally many rows; their sessions are a fixed number in the mean.
+- *Estimators* that compare the outcomes of a group take each session as one row, with as many tokens to train as all
+  its rows have, and give the result to all of them. verl's padding is none.
 
 The law: a loss over sessions that are split into rows is the loss over the same sessions unsplit.
 """
@@ -14,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -67,28 +68,47 @@ def has_split_sessions(keys: Sequence[str]) -> bool:
     return len({session_of(key) for key in keys}) < len(keys)
 
 
-def advantage_by_session(data: Any, batch_keys: Sequence[str], adv_estimator: Any, **arguments: Any) -> Any:
+def advantage_by_session(
+    data: Any, batch_keys: Sequence[str], adv_estimator: Any, *, padding: Collection[str] = (), **arguments: Any
+) -> Any:
     """`compute_advantage_for_multi_trajectories` of verl, with each session counted once for all of BY_OUTCOME.
 
-    A session's row is the last one with a token to train. verl takes the last row, and gives a session of which the
-    last row was masked whole the advantage 0; it counts each row for estimators other than GRPO.
+    verl takes the last row of a session, and gives one of which that was masked whole the advantage 0; it counts each
+    row for estimators other than GRPO, and its padding, whose keys are `padding`, as sessions of one more prompt.
     """
-    if adv_estimator not in BY_OUTCOME or not has_split_sessions(batch_keys):
+    sessions = rows_of_sessions(batch_keys, padding)
+    if adv_estimator not in BY_OUTCOME or len(sessions) in (0, len(batch_keys)):
         return compute_advantage_for_multi_trajectories(
             data, batch_keys=batch_keys, adv_estimator=adv_estimator, **arguments
         )
-    sessions = rows_of_sessions(batch_keys)
-    chosen = outcome_rows(batch_keys, data.batch["response_mask"], sessions)
-    outcome = compute_advantage(data.select_idxs(chosen), adv_estimator=adv_estimator, **arguments)
+    outcome = compute_advantage(outcomes(data, batch_keys, sessions), adv_estimator=adv_estimator, **arguments)
     return put_advantages(data, sessions, outcome)
 
 
-def rows_of_sessions(batch_keys: Sequence[str]) -> list[list[int]]:
-    """The rows of each session, sessions in the order of their first rows."""
+def rows_of_sessions(batch_keys: Sequence[str], padding: Collection[str] = ()) -> list[list[int]]:
+    """The rows of each session, sessions in the order of their first rows; none for rows of these keys."""
     rows = defaultdict[str, list[int]](list)
     for i, key in enumerate(batch_keys):
-        rows[session_of(key)].append(i)
+        if key not in padding:
+            rows[session_of(key)].append(i)
     return list(rows.values())
+
+
+def outcomes(data: Any, keys: Sequence[str], sessions: Sequence[Sequence[int]]) -> Any:
+    """A row of each session, unsplit: its reward in the first column, and a mask of all its tokens to train.
+
+    Of its rows the one that `outcome_rows` chooses has its reward. Some estimators whiten over tokens.
+    """
+    mask = data.batch["response_mask"]
+    chosen = data.select_idxs(outcome_rows(keys, mask, sessions))
+    tokens = torch.stack([mask[list(rows)].sum() for rows in sessions])
+    places = torch.arange(max(1, int(tokens.max())))
+    rewards = chosen.batch["token_level_rewards"]
+    reward = torch.zeros(len(sessions), len(places), dtype=rewards.dtype)
+    reward[:, 0] = rewards.sum(dim=-1)
+    chosen.batch["token_level_rewards"] = reward
+    chosen.batch["response_mask"] = (places < tokens[:, None]).to(mask.dtype)
+    return chosen
 
 
 def outcome_rows(keys: Sequence[str], mask: torch.Tensor, sessions: Sequence[Sequence[int]]) -> list[int]:

@@ -55,6 +55,7 @@ from seamless_verl.trainer.replica_starts import ReplicaStarter, noticed_s
 from seamless_verl.trainer.sampled_prompts import SampledPrompts, sampling_of
 from seamless_verl.trainer.servers import SeamlessServers
 from seamless_verl.trainer.shared_prefixes import SharedPrefixes
+from seamless_verl.trajectory.policies import parse_policy
 from seamless_verl.weights.commit import Transfer, WeightCommit
 from seamless_verl.weights.update import Reach
 
@@ -206,7 +207,7 @@ def make_feed(
     feed = PromptFeed(
         run,
         buffer,
-        ahead=RunAhead(seamless.staleness_bound, seamless.ahead),
+        ahead=RunAhead(seamless.staleness_bound, seamless.ahead, parse_policy(seamless.tokens.policy).oldest),
         tail=tail,
         updates=updates,
         samples=samples,

@@ -22,6 +22,7 @@ from seamless_verl.trajectory.records import Grammar
 FIELDS = ["weight_version", "response_mask"]
 AGREEMENT = "seamless/agreement/"
 ENGINE, RECORD = f"{AGREEMENT}engine/", f"{AGREEMENT}record/"  # of `trainer/mismatch.py`
+COUNTS_OF_AGREEMENT = (f"{AGREEMENT}plain/tokens", f"{AGREEMENT}grammar/tokens")
 UNTRAINED = frozenset(
     (
         *("raw_prompt", "reward_model", "extra_info", "agent_name"),
@@ -57,6 +58,12 @@ def put_masks(batch: Any, keys: Sequence[str], masks: Sequence[torch.Tensor]) ->
     nested = torch.nested.as_nested_tensor(list(masks), layout=torch.jagged)
     fields = TensorDict({"response_mask": nested, "loss_mask": nested.clone()}, batch_size=len(keys))
     tq.kv_batch_put(keys=list(keys), partition_id=batch.partition_id, fields=fields)
+
+
+def trained_tokens(batch: Any) -> int:
+    """How many tokens of a batch are to be trained."""
+    data = tq.kv_batch_get(keys=own_keys(batch), partition_id=batch.partition_id, select_fields=["response_mask"])
+    return sum(int(mask.sum()) for mask in data["response_mask"].unbind())
 
 
 def own_keys(batch: Any) -> list[str]:

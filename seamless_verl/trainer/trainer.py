@@ -7,8 +7,8 @@ calls the hooks; what they do is done by parts with one job each, which the trai
 from __future__ import annotations
 
 import logging
-from collections import defaultdict
-from collections.abc import Callable
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
@@ -31,7 +31,6 @@ from seamless_verl.agent_loops.rows import has_old_logprobs
 from seamless_verl.config.schema import KvOnUpdate, SeamlessConfig
 from seamless_verl.data_plane.client import DataPlaneClient
 from seamless_verl.journal import GroupOutcome
-from seamless_verl.journal.recorded import parse_policy
 from seamless_verl.platform.adaptation import rebound
 from seamless_verl.runtime.process import BackgroundTask, freeze_imports
 from seamless_verl.runtime.sample_lengths import LengthRecord
@@ -73,10 +72,18 @@ from seamless_verl.trainer.session_weight import mini_batches_of, optimizer_step
 from seamless_verl.trainer.setup import Placement, RunSetup, ServerLaunch, choose_seed, describe, make_feed
 from seamless_verl.trainer.shared_prefixes import ACTOR, CRITIC, share_of_update
 from seamless_verl.trainer.step_log import REWARD, logging_of
-from seamless_verl.trainer.token_mask import agreement, mask_stale, own_keys, rows_at, trained_columns
+from seamless_verl.trainer.token_mask import (
+    COUNTS_OF_AGREEMENT,
+    agreement,
+    mask_stale,
+    own_keys,
+    rows_at,
+    trained_columns,
+)
 from seamless_verl.trainer.validation import ValidationBeside
 from seamless_verl.trainer.workers import SeamlessActorWorker, SeamlessCriticWorker, SeamlessWorkerGroup
 from seamless_verl.trajectory.account import DropReason
+from seamless_verl.trajectory.policies import parse_policy
 from seamless_verl.weights.update import Reach
 
 logger = logging.getLogger(__name__)
@@ -120,11 +127,14 @@ class SeamlessTrainer(PPOTrainer):  # type: ignore[misc]
         self.checkpoints = RunCheckpoints(config, self._training_groups)
         self.token_policy = parse_policy(self.seamless.tokens.policy)
         self.weighs_sessions = self.seamless.tokens.weigh == "session"
+        self.counted = Counter[str]()  # tokens of the step, as its metrics have them
+        self.trains = True  # the update has a token to train
         self.group_details = defaultdict[str, dict[str, Any]](dict)  # by prompt, of this step's groups, for the journal
         self.advantages = Advantages(
             config.algorithm.adv_estimator,
             self.seamless.turns.depth,
             by_session=self.weighs_sessions,
+            rejects=bool(config.algorithm.rollout_correction.rollout_rs),
             details=self.group_details if self.seamless.gateway.enabled else None,
             count_masked=self._count_masked,
         )
@@ -249,7 +259,7 @@ class SeamlessTrainer(PPOTrainer):  # type: ignore[misc]
             self.validation.begin(self.global_steps, super()._validate)
             return earlier
         if earlier:  # the last step's own are logged with it
-            self.step_metrics.add(self.global_steps, earlier)
+            self.logger.log(data=earlier, step=self.global_steps)
         self.enter_stage(f"validating, step {self.global_steps}")
         self.commit.wait()
         self.lending.offer(None)
@@ -306,7 +316,9 @@ class SeamlessTrainer(PPOTrainer):  # type: ignore[misc]
     # A step: prompts are submitted, then each update takes a batch of groups
 
     def step(self, metrics: dict[str, Any], timing_raw: dict[str, float]) -> Any:
+        self.counted.clear()
         self.step_result = super().step(metrics, timing_raw), metrics
+        metrics.update(self.counted)  # of all updates of the step; verl has their means
         return self.step_result[0]
 
     def prepare_step(self) -> dict[str, Any]:
@@ -393,25 +405,31 @@ class SeamlessTrainer(PPOTrainer):  # type: ignore[misc]
     def _compute_old_log_prob(self, batch: Any, metrics: dict[str, Any]) -> Any:
         if self.seamless.tokens.policy != "train_all":
             trained, masked = mask_stale(batch, self.token_policy, self.global_steps - 1)
-            metrics.update({"seamless/tokens/trained": trained, "seamless/tokens/masked_as_stale": masked})
+            self.counted["seamless/tokens/trained"] += trained
             self._count_masked(masked)
+            self.trains = trained > 0
         bypass = self.config.algorithm.rollout_correction.bypass_mode  # with it, both logprobs are the same numbers
         if not bypass:
             batch = super()._compute_old_log_prob(batch, metrics)
-            metrics.update(agreement(batch))
+            self._add_agreement(metrics, agreement(batch))
         elif lacking := [i for i, tag in enumerate(batch.tags) if not has_old_logprobs(tag)]:
             super()._compute_old_log_prob(rows_at(batch, lacking), metrics)  # reads one column and writes the other
         return batch
 
-    def _count_masked(self, tokens: int, *reason: DropReason) -> None:
-        ray.get(self.data_plane.actor.count_masked.remote(tokens, *reason))
+    def _add_agreement(self, metrics: dict[str, Any], found: Mapping[str, float]) -> None:
+        metrics.update(found)
+        self.counted.update({name: int(found[name]) for name in found if name in COUNTS_OF_AGREEMENT})
+
+    def _count_masked(self, tokens: int, reason: DropReason = DropReason.STALE) -> None:
+        self.counted[f"seamless/tokens/masked_as_{reason}"] += tokens
+        ray.get(self.data_plane.actor.count_masked.remote(tokens, reason))
 
     def _compute_values(self, batch: Any, metrics: dict[str, Any]) -> Any:
         with self.lending.training("infer_batch"):  # the critic's group returns at once, verl waits in here
             return super()._compute_values(batch, metrics)
 
     def _compute_advantage(self, batch: Any, metrics: dict[str, Any]) -> Any:
-        return self.advantages.compute(batch, metrics, super()._compute_advantage)
+        return self.advantages.compute(batch, metrics, super()._compute_advantage, corrects=self.trains)
 
     def _update_critic(self, batch: Any, metrics: dict[str, Any]) -> Any:
         of_critic: dict[str, Any] = {}
@@ -433,7 +451,7 @@ class SeamlessTrainer(PPOTrainer):  # type: ignore[misc]
         compared = batch.extra_info[COMPARED] = self._compared_row(batch) if first else ""
         with self._update(batch, "actor_rollout_wg", "update_actor"):
             batch = super()._update_actor(batch, of_actor)
-        metrics.update(of_update(share_of_update(of_actor, ACTOR)))
+        self._add_agreement(metrics, of_update(share_of_update(of_actor, ACTOR)))
         if compared:
             self.mismatch.end_update(self.actor_rollout_wg.compared_logprobs())
             metrics.update(self.mismatch.judge())
@@ -449,7 +467,7 @@ class SeamlessTrainer(PPOTrainer):  # type: ignore[misc]
 
     def _update(self, batch: Any, group: str, method: str) -> AbstractContextManager[None]:
         """In the block, workers get the columns that an update reads and the keys of its rows; where a session weighs
-        once, mini-batches have a fixed number of sessions."""
+        once, there are as many mini-batches as it had whole."""
         batch.fields, batch.extra_info[KEYS] = trained_columns(batch.fields), "\n".join(batch.keys)
         if not self.weighs_sessions:
             return nullcontext()

@@ -39,6 +39,7 @@ class DropReason(StrEnum):
     DEFERRED = "deferred"
     """its group was left over when its step had enough of them: the prompt begins again in a later step"""
     PIVOT = "pivot"  # its session was the median of its group, by which an advantage estimator measures the others
+    REJECTED = "rejected"  # verl's `rollout_rs` masked it: trainer and engine give it other probabilities
     VALIDATION = "validation"  # its session was of a validation, which trains nothing
 
 

@@ -61,6 +61,10 @@ class TokenPolicy(Protocol):
     def bounded(self) -> bool:
         """Whether it has a bound, in weight versions."""
 
+    @property
+    def oldest(self) -> int | None:
+        """How many versions old the oldest tokens are that it may train; None for any."""
+
 
 @dataclass(frozen=True)
 class _Bounded:
@@ -73,12 +77,17 @@ class _Bounded:
         if self.max_staleness < 0:
             raise ConfigError("max_staleness", self.max_staleness, "no token is newer than 0", "Give 0 or more")
 
+    @property
+    def oldest(self) -> int:
+        return self.max_staleness
+
 
 @dataclass(frozen=True)
 class TrainAll:
     """Trains every generated token."""
 
     bounded: ClassVar[bool] = False
+    oldest: ClassVar[int | None] = None
 
     def decide(self, view: TokenView) -> BoolArray:
         return view.generated
@@ -105,6 +114,7 @@ class FreshTailOnly:
     """Trains only the generated tokens after the last one that is not on-policy."""
 
     bounded: ClassVar[bool] = False
+    oldest: ClassVar[int | None] = 0
 
     def decide(self, view: TokenView) -> BoolArray:
         off_policy = np.flatnonzero(view.generated & (view.versions != view.trainer_version))
@@ -126,3 +136,17 @@ def make_policy(name: str, max_staleness: int = 0) -> TokenPolicy:
     if name not in POLICIES:
         raise ConfigError("policy", name, "there is no such staleness policy", f"Choose one of {sorted(POLICIES)}")
     return POLICIES[name](max_staleness)
+
+
+def parse_policy(text: str) -> TokenPolicy:
+    """The policy of `NAME` or `NAME:k`; raises ConfigError with the way out."""
+    name, colon, bound = text.partition(":")
+    if not colon:
+        return make_policy(name)
+    if not bound.isdecimal():
+        way_out = "Give a whole number of versions, 0 or more, as in mask_older_than:1"
+        raise ConfigError("--policy", text, f"{bound!r} is no bound", way_out)
+    policy = make_policy(name, int(bound))
+    if not policy.bounded:
+        raise ConfigError("--policy", text, f"{name} takes no bound", f"Give {name} alone, or a policy with a bound")
+    return policy

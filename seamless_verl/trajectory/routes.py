@@ -62,10 +62,6 @@ class Routes:
         begin, end, _ = slice(start, stop).indices(len(self))
         return Routes(*self.form, self.data[begin * self.width : end * self.width])
 
-    def last(self, number: int) -> Routes:
-        """A copy of the last rows."""
-        return self.part(len(self) - number)
-
     def extend(self, more: Routes) -> None:
         """Appends rows; raises ValueError if they are of another model."""
         if more.form != self.form:

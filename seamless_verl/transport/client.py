@@ -21,7 +21,6 @@ from seamless_verl.rollout.engine import EngineRequest
 from seamless_verl.trajectory.records import TokenChunk, merge_chunks
 from seamless_verl.transport.codec import (
     PROTOCOL,
-    Abort,
     Chunk,
     Drop,
     Hello,
@@ -85,9 +84,6 @@ class RemoteEngine:
                 yield chunk
         finally:
             connection.end(call)
-
-    async def abort(self, request_id: str) -> None:
-        self._connection.send(Abort(request_id))
 
     def close(self) -> None:
         self._connection.close_quietly("closed on this side")

@@ -15,7 +15,7 @@ from seamless_verl.rollout.engine import EngineRequest
 from seamless_verl.trajectory.records import LOGPROB, TOKEN, Finish, TokenChunk, TopLogprobs
 from seamless_verl.trajectory.routes import packed, unpacked
 
-PROTOCOL = 7
+PROTOCOL = 8
 
 
 class Hello(msgspec.Struct, array_like=True, tag=0, frozen=True):
@@ -52,12 +52,6 @@ class Drop(msgspec.Struct, array_like=True, tag=3, frozen=True):
     call: int
 
 
-class Abort(msgspec.Struct, array_like=True, tag=4, frozen=True):
-    """Ends the request with CUT."""
-
-    request_id: str
-
-
 class Chunk(msgspec.Struct, array_like=True, tag=5, frozen=True):
     """Tokens of a call; see TokenChunk. The client adds the replica."""
 
@@ -86,7 +80,7 @@ class Refused(msgspec.Struct, array_like=True, tag=7, frozen=True):
     reason: str
 
 
-Message: TypeAlias = Hello | Welcome | Generate | Drop | Abort | Chunk | Lost | Refused
+Message: TypeAlias = Hello | Welcome | Generate | Drop | Chunk | Lost | Refused
 encode_message = msgspec.msgpack.Encoder().encode
 decode_frame = msgspec.msgpack.Decoder(list[msgspec.Raw]).decode
 """The messages of a frame, each still encoded. Raises ValueError (msgspec.DecodeError) for anything but a list."""

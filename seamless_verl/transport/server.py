@@ -17,7 +17,6 @@ from seamless_verl.rollout.engine import EngineRequest, EngineSource
 from seamless_verl.trajectory.records import Finish, empty_chunk
 from seamless_verl.transport.codec import (
     PROTOCOL,
-    Abort,
     Chunk,
     Drop,
     Generate,
@@ -89,8 +88,6 @@ class _ServerConnection(Connection):
             case Drop(call=call):
                 if (dropped := self._calls.pop(call, None)) is not None:
                     dropped.cancel()
-            case Abort(request_id=request_id):
-                self._track(self._loop.create_task(self._abort(request_id)))
             case _:
                 raise ValueError(f"a {type(message).__name__} is not expected here")
 

@@ -2,6 +2,7 @@
 
 Run as `python -c "from support.finite_process import main; main()" CASE.json RANK`; every rank writes what it found to
 `<out>/rank<r>.json`. Each fault is put behind everything that looks at scores: into a column, a loss, or a gradient.
+The fault `masked` is that no token is to be trained.
 """
 
 from __future__ import annotations
@@ -49,7 +50,8 @@ def batch(fault: str, rank: int, per_rank: int, epochs: int = 1) -> Any:
             numbers["advantages"], numbers["returns"] = (torch.full((length,), LARGE) for _ in range(2))
         ids = torch.randint(256, (PROMPT + length,))
         numbers |= {"prompts": ids[:PROMPT], "responses": ids[PROMPT:], "input_ids": ids}
-        numbers |= {"response_mask": torch.ones(length, dtype=torch.long), "position_ids": torch.arange(len(ids))}
+        trained = torch.full((length,), int(fault != "masked"))
+        numbers |= {"response_mask": trained, "position_ids": torch.arange(len(ids))}
         numbers["loss_mask"] = torch.cat([torch.zeros(PROMPT, dtype=torch.long), numbers["response_mask"]])
         numbers["weight_version"] = torch.zeros(length, dtype=torch.long)
         if row in rows:

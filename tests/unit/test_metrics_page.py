@@ -14,6 +14,7 @@ from seamless_verl.data_plane.earlier_sessions import BegunAgain
 from seamless_verl.data_plane.lease_book import TaskState
 from seamless_verl.resources.ledger.activity import BUSY, DeviceUse
 from seamless_verl.resources.lending.policy import LendingReason
+from seamless_verl.rollout.call import ENDS
 from seamless_verl.rollout.replica import ReplicaState
 from seamless_verl.rollout.restarts import LossReason, RestartStage
 from seamless_verl.rollout.routing import PrefixAffinity
@@ -23,7 +24,6 @@ from seamless_verl.tools.view.metrics import CHARTS
 from seamless_verl.trainer.run_waits import SETTINGS
 from seamless_verl.trainer.step_log import IDLE, REWARD, SECONDS, STALENESS, WAITS
 from seamless_verl.trajectory.account import DropReason
-from seamless_verl.trajectory.records import Finish
 from seamless_verl.weights.update import CommitTimes
 
 NO_METRICS = {"application/json", "http/protobuf", "ray/session_2*/logs", "seamless/device"}
@@ -43,7 +43,8 @@ FAILURES = (
 )
 COMMIT = CommitTimes(pauses_s=[0.1], load_s=1.0).metrics()
 COMPUTED: dict[str, Iterable[str | tuple[str, ...]]] = {
-    "calls/*": [finish for finish in Finish if finish is not Finish.CUT],
+    "calls/*": ENDS,
+    "seamless/tokens/masked_as_*": [DropReason.STALE, DropReason.PIVOT, DropReason.REJECTED],
     "fleet/*": ReplicaState,
     "fleet/given_up/*": LossReason,
     "lending/*": ["/".join(pair) for pair in product(("lent", "reclaimed"), LendingReason)],

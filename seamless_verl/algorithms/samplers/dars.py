@@ -19,7 +19,6 @@ from math import ceil
 from typing import ClassVar
 
 from seamless_verl.algorithms.samplers.sampler import TRAIN_IT, FinishedGroup, GroupResult, GroupVerdict, Sampler
-from seamless_verl.errors import ConfigError
 
 MOST = {"equal": 32, "hardness": 64}
 """Samples of a group in all, by schedule, in the paper."""
@@ -43,12 +42,10 @@ class Dars(Sampler):
 
     OPTIONS: ClassVar[tuple[str, ...]] = ("most",)
     REOPENS: ClassVar[bool] = True
+    schedule: ClassVar[str] = "equal"
 
-    def __init__(self, *, schedule: str = "equal", most: int | None = None) -> None:
-        if schedule not in MOST:
-            raise ConfigError("schedule", schedule, "there is no such schedule", f"Choose one of {sorted(MOST)}")
-        self.schedule = schedule
-        self.most = MOST[schedule] if most is None else most
+    def __init__(self, *, most: int | None = None) -> None:
+        self.most = MOST[self.schedule] if most is None else most
 
     def _judge(self, group: FinishedGroup) -> GroupVerdict:
         extra = 0 if group.first is not None else extra_samples(group.result, self.schedule, self.most)
@@ -63,5 +60,4 @@ class Dars(Sampler):
 class DarsHardness(Dars):
     """The same with DARS's other schedule, which gives hard prompts more weight than middling ones."""
 
-    def __init__(self, *, most: int | None = None) -> None:
-        super().__init__(schedule="hardness", most=most)
+    schedule: ClassVar[str] = "hardness"

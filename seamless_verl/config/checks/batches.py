@@ -15,6 +15,8 @@ verl/workers/engine/utils.py `prepare_micro_batches`, verl/workers/rollout/vllm_
 
 from __future__ import annotations
 
+import math
+
 from seamless_verl.config.model import MODEL, PATH, model_config, text_config
 from seamless_verl.config.roles import (
     ROLLOUT_KEY,
@@ -26,6 +28,7 @@ from seamless_verl.config.settings import Problem, Settings, check
 
 TRAIN = "data.train_batch_size"
 MINI = "actor_rollout_ref.actor.ppo_mini_batch_size"
+CRITIC_MINI = "critic.ppo_mini_batch_size"
 SAMPLES = "actor_rollout_ref.rollout.n"
 
 
@@ -43,10 +46,19 @@ def check_train_batch(settings: Settings) -> list[Problem]:
         return _exact_train_batch(key, train, mini, updates)
     unit = mini * updates
     if train % unit == 0:
-        return []
+        return _critic_mini_batch(settings, train // updates)
     parts = f"{MINI}={mini}" if updates == 1 else f"{MINI}={mini} x {key}={updates} = {unit}"
     way_out = f"Set {TRAIN}={_up(train, unit)}{_or_mini(train, mini, updates)}"
     return [Problem(TRAIN, train, f"is not a multiple of {parts}", way_out)]
+
+
+def _critic_mini_batch(settings: Settings, prompts: int) -> list[Problem]:
+    """The critic's mini-batches divide an update of so many prompts."""
+    mini = settings.integer(CRITIC_MINI) if needs_critic(settings) and settings.get(CRITIC_MINI) is not None else 1
+    if mini and prompts % mini == 0:
+        return []
+    reason = f"does not divide the {prompts} prompts of an update"
+    return [Problem(CRITIC_MINI, mini, reason, f"Set {CRITIC_MINI}={math.gcd(prompts, mini)}, or another divisor")]
 
 
 @check
@@ -54,8 +66,8 @@ def check_mini_batch(settings: Settings) -> list[Problem]:
     """Every data-parallel rank gets the same number of sequences of a mini-batch."""
     ranks = data_parallel_size(settings)
     keys = [MINI]
-    if needs_critic(settings) and settings.get("critic.ppo_mini_batch_size") is not None:
-        keys.append("critic.ppo_mini_batch_size")
+    if needs_critic(settings) and settings.get(CRITIC_MINI) is not None:
+        keys.append(CRITIC_MINI)
     samples = settings.integer(SAMPLES)
     return [
         Problem(

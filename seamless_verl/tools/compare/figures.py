@@ -27,7 +27,7 @@ DROPPED_GROUPS = (
 """Groups that were dropped whole: too old; by `algorithm.filter_groups` or a sampler; left over when a step of sync had
 enough; failed. A group is in one of them. Only verl's asynchronous modes count one twice that is both too old and
 filtered, and their logs do not say which."""
-MASKED = ("seamless/tokens/masked_as_stale", "seamless/tokens/masked_as_pivot")
+MASKED = tuple(f"seamless/tokens/masked_as_{reason}" for reason in ("stale", "pivot", "rejected"))
 NOT_TRAINING = ("timing_s/testing", "timing_s/save_checkpoint")
 LOGGED = {
     "reward": "critic/score/mean",

@@ -17,11 +17,12 @@ from typing import Any, TypeAlias
 from seamless_verl.cli.output import format_count, import_package, write, writing
 from seamless_verl.errors import ConfigError
 from seamless_verl.journal import GroupOutcome, JournalReader, Stage
-from seamless_verl.journal.recorded import TRAIN_ALL, parse_policy, recorded
 from seamless_verl.journal.stored import rebuild_record
 from seamless_verl.runtime.files import replaced_file
+from seamless_verl.tools.trajectories.recorded import TRAIN_ALL, recorded
 from seamless_verl.tools.trajectories.show import format_account, open_journal
 from seamless_verl.trajectory.account import Account
+from seamless_verl.trajectory.policies import parse_policy
 from seamless_verl.trajectory.sequences import Assembly, TrainingSequence, assemble
 from seamless_verl.trajectory.session import SessionRecord
 

@@ -22,11 +22,12 @@ from seamless_verl.cli.output import (
 )
 from seamless_verl.errors import ConfigError, JournalError
 from seamless_verl.journal import JournalReader, SessionSummary, Stage, StoredSession
-from seamless_verl.journal.recorded import TRAIN_ALL, Recorded, parse_policy, recorded
 from seamless_verl.journal.stored import rebuild_record
 from seamless_verl.tools.trajectories.drift import Decode, find_drifts
+from seamless_verl.tools.trajectories.recorded import TRAIN_ALL, Recorded, recorded
 from seamless_verl.tools.trajectories.session_text import format_session
 from seamless_verl.trajectory.account import Account
+from seamless_verl.trajectory.policies import parse_policy
 from seamless_verl.trajectory.sequences import assemble
 from seamless_verl.trajectory.tree import PlacedTurn, concat_ids
 

@@ -19,10 +19,10 @@ import numpy as np
 
 from seamless_verl.journal import JournalReader, Stage
 from seamless_verl.journal.reader import corrected_note, note_of, read_groups, read_undone
-from seamless_verl.journal.recorded import dropped_of
 from seamless_verl.journal.schema import from_json
 from seamless_verl.journal.stored import StoredGroup, is_validation, outcome_of
 from seamless_verl.journal.validator import STAGES
+from seamless_verl.tools.trajectories.recorded import dropped_of
 
 BATCH = 8192  # rows read at a time
 CLOSED, LAST = STAGES.index(Stage.CLOSED), STAGES.index(Stage.HANDED)

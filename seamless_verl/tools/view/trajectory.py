@@ -16,9 +16,10 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from seamless_verl.journal.recorded import Recorded, parse_policy, recorded
 from seamless_verl.journal.stored import StoredSession, rebuild_record
 from seamless_verl.tools.trajectories.drift import Cause, Drift, find_drifts
+from seamless_verl.tools.trajectories.recorded import Recorded, recorded
+from seamless_verl.trajectory.policies import parse_policy
 from seamless_verl.trajectory.sequences import assemble, mask_chain, split_into_chains
 from seamless_verl.trajectory.tree import Node, Tree
 

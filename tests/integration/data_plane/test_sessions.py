@@ -14,7 +14,6 @@ from support.sessions import FAILURES, comparable, complete_chat, sessions
 
 from seamless_verl.data_plane.finished_sessions import HandedNote
 from seamless_verl.errors import JournalError, JournalOrderError
-from seamless_verl.gateway.session import SessionState
 from seamless_verl.journal import GroupDecided, GroupOutcome, JournalReader, Stage
 from seamless_verl.trajectory.account import Account, DropReason
 
@@ -134,18 +133,31 @@ async def test_an_expiry_that_cannot_be_recorded_is_reported(nano: Path, tmp_pat
     assert isinstance(FAILURES[0], JournalError)
 
 
-async def test_a_session_that_nobody_can_have_ends_with_its_group(nano: Path, tmp_path: Path) -> None:
-    """As one that was opened a second time, since the reply to the first opening was lost with a process."""
+async def test_a_session_that_nobody_can_have_ends_when_it_is_opened_again(nano: Path, tmp_path: Path) -> None:
+    """Ray repeats the call that opened it, since the reply was lost with a process."""
     journal = tmp_path / "journal.sqlite"
-    async with asyncio.timeout(60), sessions(nano, journal, restarted=False) as started:
-        orphan, later, used = [
-            (await started.open({"uid": uid, "limits": {"lifetime": lifetime}}))
-            for uid, lifetime in (("u", 0.1), ("another", 0.1), ("u", 60.0))
-        ]
-        table = started.gateway.table
-        while table.get(orphan["session_id"]).state is SessionState.OPEN:  # noqa: ASYNC110 - a time, not an event
-            await asyncio.sleep(0.05)
-        await started.record_groups([GroupDecided("u", GroupOutcome.TRAINED, 1)])
-        assert set(started.awaited()) == {later["session_id"], used["session_id"]}
-    stages = {row.session_id: row.outcome for row in JournalReader(journal).sessions()}
-    assert stages[orphan["session_id"]] == "dropped" and stages[used["session_id"]] == "-"
+    async with asyncio.timeout(120):
+        async with sessions(nano, journal, restarted=False) as first:
+            bodies = [{"uid": "u", "metadata": {"session": str(number)}} for number in range(3)]
+            lost, used, other = [(await first.open(body)) for body in bodies]
+            await complete_chat(used)
+        async with sessions(nano, journal, restarted=True) as second:
+            again = [(await second.open(body))["session_id"] for body in bodies[:2]]
+            assert set(second.awaited()) == {used["session_id"], other["session_id"], *again}
+    rows = {row.session_id: row for row in JournalReader(journal).sessions()}
+    assert (rows[lost["session_id"]].reason, rows[lost["session_id"]].outcome) == ("abandoned", "dropped")
+    assert rows[other["session_id"]].outcome == "-"
+
+
+async def test_a_session_over_http_that_was_closed_before_a_kill_is_handed_over(nano: Path, tmp_path: Path) -> None:
+    journal = tmp_path / "journal.sqlite"
+    async with asyncio.timeout(120):
+        async with sessions(nano, journal, restarted=False) as first:
+            opened = await first.gateway.admin.open({"uid": "u"})
+            await complete_chat(opened)
+            first.recorder._on_closed = lambda session_id: None  # as where the process dies then
+            await first.gateway.admin.close(opened["session_id"], "finished")
+        assert JournalReader(journal).stage(opened["session_id"]) is Stage.CLOSED
+        async with sessions(nano, journal, restarted=True) as second:
+            assert second.accounts.total == Account(9, 0, {DropReason.SESSION: 9})
+        assert JournalReader(journal).stage(opened["session_id"]) is Stage.HANDED

@@ -18,6 +18,7 @@ from support.routes import marks, row_behind
 
 from seamless_verl.errors import JournalOrderError
 from seamless_verl.gateway.outputs import STREAM_INTERVAL
+from seamless_verl.gateway.request_context import digest_of
 from seamless_verl.gateway.session import hash_key
 from seamless_verl.journal import (
     CallEnded,
@@ -133,6 +134,29 @@ async def test_a_retry_gets_the_whole_reply_wherever_a_call_was_cut(
                         assert again.sampled == before
                 again.calls.check_integrity()
             journal.check_integrity()
+
+
+async def test_a_token_that_ended_a_reply_is_no_text_of_its_retry(nano: Path, tmp_path: Path) -> None:
+    """Such as the end of a turn where special tokens are text, which parsers of tool calls ask for."""
+    async with http_client() as http:
+        with SqliteJournal(tmp_path / "one.sqlite") as journal:
+            async with run_gateway(nano / "model", journal) as first:
+                session = await open_session(http, first.gateway.url)
+                await http.post(f"{session['base_url']}/chat/completions", json=BODY)
+            record = journal.read(session["session_id"])
+            assert record is not None
+            (call,) = record.calls
+        ids = generated_ids(call)
+        stopped = replace(call, finish=Finish.STOP, reply={**call.reply, "stop_reason": ids[-1]})
+        body = {**BODY, "skip_special_tokens": False}
+        with SqliteJournal(tmp_path / "other.sqlite") as journal:
+            stopped = replace(stopped, digest=digest_of("/v1/chat/completions", body))
+            await journal.append(*copy_call(stopped, "s", None, record.settings))
+            async with run_gateway(nano / "model", journal) as again:
+                reply = await http.post(f"{again.gateway.url}/s/s{CHAT}", json=body, headers=RETRY)
+                (choice,) = reply.json()["choices"]
+                assert again.sampled == 0 and choice["token_ids"] == ids
+                assert (choice["message"]["content"], choice["finish_reason"]) == (decode(ids[:-1]), "stop")
 
 
 def check(journal: SqliteJournal, name: str, call: StoredCall, kept: SessionRecord) -> None:

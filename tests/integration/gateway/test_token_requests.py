@@ -73,7 +73,9 @@ async def test_several_choices_and_the_id_of_their_reply(nano: Path) -> None:
         reply = await ask(harness, [72], sampling_params={"n": 2})
         assert [choice["index"] for choice in reply.json()["choices"]] == [0, 1]
         calls = harness.source.calls
-        assert len(calls) == 2 and {call.reply_id for call in calls} == {reply.json()["request_id"]}
+        assert len(calls) == 2 and {f"generate-tokens-{call.reply_name}" for call in calls} == {
+            reply.json()["request_id"]
+        }
 
 
 async def test_a_stream_gives_the_same_ids(nano: Path) -> None:

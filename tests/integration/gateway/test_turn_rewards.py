@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 from support.gateway import GatewayHarness, gateway_harness, user
@@ -63,13 +64,25 @@ async def test_a_call_that_is_none_is_refused(nano: Path, tmp_path: Path) -> Non
             assert recorder.record(harness.session["session_id"]).rewards == {}
 
 
-async def test_the_reply_of_a_retry_is_the_turn_that_it_reads_again(nano: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("path", BODIES)
+async def test_the_reply_of_a_retry_has_the_id_of_the_turn_that_it_reads_again(
+    nano: Path, tmp_path: Path, path: str
+) -> None:
+    """Also where something on the way gives each request another name, and after a restart."""
     with SqliteJournal(tmp_path / "j.sqlite") as journal:
         async with gateway_harness(nano, recorder=(recorder := JournalRecorder(journal))) as harness:
-            key = {"idempotency-key": "k"}
-            first, again = [(await post(harness, "chat/completions", CHAT, **key)).json()["id"] for _ in range(2)]
-            assert first != again
+            posts = [
+                post(harness, path, BODIES[path], **{"idempotency-key": "k", "x-request-id": f"hop{number}"})
+                for number in range(2)
+            ]
+            first, again = [(await one).json()["id"] for one in posts]
+            assert first == again
             assert (await post(harness, "session/reward", {"reward": 1, "call": again})).status_code == 200
             record = recorder.record(session_id := harness.session["session_id"])
             assert record.rewards == {f"reward@{session_id}.1": 1.0}
             assert (await post(harness, "session/reward", {"reward": 2, "call": first})).status_code == 409
+            place = urlsplit(harness.session["base_url"]).path
+        async with gateway_harness(nano, recorder=JournalRecorder(journal), journal=journal) as harness:
+            url, headers = f"{harness.gateway.url}{place}/{path}", {"idempotency-key": "k"}
+            later = await harness.http.post(url, json={"model": "nano", **BODIES[path]}, headers=headers)
+            assert later.json()["id"] == first and not harness.source.calls

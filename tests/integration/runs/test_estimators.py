@@ -8,8 +8,8 @@ import pytest
 from support.job import AGENT, run
 
 from seamless_verl.journal import JournalReader
-from seamless_verl.journal.recorded import recorded
 from seamless_verl.journal.stored import rebuild_record
+from seamless_verl.tools.trajectories.recorded import recorded
 from seamless_verl.trajectory.account import DropReason
 from seamless_verl.trajectory.policies import TrainAll
 from seamless_verl.trajectory.sequences import assemble

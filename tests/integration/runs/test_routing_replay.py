@@ -17,8 +17,8 @@ from support.paths import DATA
 from support.replicas import servers
 
 from seamless_verl.journal import JournalReader
-from seamless_verl.journal.recorded import recorded
 from seamless_verl.journal.stored import rebuild_record
+from seamless_verl.tools.trajectories.recorded import recorded
 from seamless_verl.trajectory.policies import TrainAll
 from seamless_verl.trajectory.sequences import assemble
 

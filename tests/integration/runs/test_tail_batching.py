@@ -14,8 +14,8 @@ from support.job_ends import leftovers, stopped
 from support.paths import DATA
 
 from seamless_verl.journal import GroupOutcome, JournalReader
-from seamless_verl.journal.recorded import recorded
 from seamless_verl.tiny import make_arithmetic
+from seamless_verl.tools.trajectories.recorded import recorded
 from seamless_verl.trajectory.account import DropReason
 
 pytestmark = [pytest.mark.integration, pytest.mark.long]

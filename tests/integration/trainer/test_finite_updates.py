@@ -95,3 +95,17 @@ def test_an_update_of_three_epochs_without_a_step_counts_once(nano: Path, tmp_pa
 def test_without_the_guard_one_number_is_in_every_weight(nano: Path, tmp_path: Path) -> None:
     (rank,), _ = trained(tmp_path / "run", nano / "model", ["", "advantages"], world=1, guarded=False)
     assert [update["finite"] for update in rank["updates"]] == [True, False], "the tests above could not fail"
+
+
+@pytest.mark.parametrize("critic", [False, True], ids=["actor", "critic"])
+def test_a_mini_batch_without_a_token_to_train_moves_nothing_and_ends_no_run(
+    nano: Path, tmp_path: Path, critic: bool
+) -> None:
+    """However many follow one another: it is no number that is not finite, and the next ones have tokens."""
+    faults = ["", *["masked"] * 4, ""]
+    ranks, log = trained(tmp_path / "run", nano / "model", faults, critic=critic)
+    for rank in ranks:
+        assert [update["moved"] for update in rank["updates"]] == [not fault for fault in faults]
+        assert [update["error"] for update in rank["updates"]] == [""] * len(faults)
+        assert [update["skipped"] for update in rank["updates"]] == [0, 1, 1, 1, 1, 0]
+    assert log.count("its mini-batch has no token to train") == 4 and "The worst is" not in log

@@ -1,4 +1,4 @@
-"""A trainer that waits for a batch is told once as many groups have ended as it lacks."""
+"""What a trainer that waits for a batch lacks: it is told once as many groups have ended, and others are ready."""
 
 from __future__ import annotations
 
@@ -31,3 +31,14 @@ def test_one_group_is_waited_for_where_only_the_staleness_bound_holds_training()
     assert not made._has_enough_samples(3, "train", 4, {"a", "b", "c", "d"})
     assert made.late == ("late",)
     assert made.lacking == 1
+
+
+def test_groups_that_were_taken_are_ready_no_more() -> None:
+    """Their rows stay in the queue until the step ends."""
+    made = buffer()
+    made.finished_keys["train"] = {"a", "b", "c"}
+    made.taken = {"a", "b"}
+    made.unwanted = lambda: {"c": "too easy"}
+    assert made.finished() == 0
+    made.unwanted = dict
+    assert made.finished() == 1

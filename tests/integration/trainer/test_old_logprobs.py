@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from types import SimpleNamespace
 from typing import Any
 
@@ -39,6 +40,7 @@ def test_verl_makes_the_column_of_rows_that_lack_it(
     monkeypatch.setattr(trainer_base.PPOTrainer, "_compute_old_log_prob", made_by_verl)
     monkeypatch.setattr(seamless_trainer, "agreement", lambda _: {"agrees": 1.0})
     trainer = SeamlessTrainer.__new__(SeamlessTrainer)
+    trainer.counted = Counter()
     trainer.seamless = SimpleNamespace(tokens=SimpleNamespace(policy="train_all"))  # type: ignore[assignment]
     trainer.config = OmegaConf.create({"algorithm": {"rollout_correction": {"bypass_mode": bypass}}})
     metrics: dict[str, Any] = {}

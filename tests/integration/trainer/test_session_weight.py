@@ -92,7 +92,9 @@ def test_a_row_weighs_its_share_of_what_is_trained() -> None:
     assert row_weights(keys, [1, 3, 2, 0, 0]) == [0.25, 0.75, 1.0, 1.0, 0.0]
 
 
-def advantages(keys: list[str], rewards: list[float], masks: list[list[int]], estimator: str, *, ours: bool) -> Any:
+def advantages(
+    keys: list[str], rewards: list[float], masks: list[list[int]], estimator: str, *, ours: bool, **more: Any
+) -> Any:
     """The advantages of rows, of which each has its reward on its last token."""
     import numpy as np
     import torch
@@ -107,10 +109,11 @@ def advantages(keys: list[str], rewards: list[float], masks: list[list[int]], es
     data = DataProto.from_dict({"response_mask": mask, "token_level_rewards": scores}, {"uid": np.array(keys, object)})
     data.non_tensor_batch["uid"] = np.array([key.split("_")[0] for key in keys], dtype=object)
     compute = advantage_by_session if ours else compute_advantage_for_multi_trajectories
-    made = compute(data, batch_keys=keys, adv_estimator=estimator, norm_adv_by_std_in_grpo=False, config={})
+    made = compute(data, batch_keys=keys, adv_estimator=estimator, norm_adv_by_std_in_grpo=False, config={}, **more)
     return made.batch["advantages"].tolist()
 
 
+ESTIMATORS = ("grpo", "rloo", "rloo_vectorized", "grpo_vectorized", "grpo_passk", "gpg", "reinforce_plus_plus_baseline")
 KEYS, REWARDS = ["u_0_0", "u_0_1", "u_0_2", "u_1_0", "u_2_0"], [1.0, 1.0, 1.0, 0.0, 0.5]
 ALL = [[1, 1]] * 5
 
@@ -129,8 +132,8 @@ ALL = [[1, 1]] * 5
         ("grpo_passk", [1.0, 0.0, 0.0], [0.0, 0.0, 0.0]),
         # times all by those that are not 0: 3 / 2 of sessions, 5 / 4 of rows
         ("gpg", [0.75, -0.75, 0.0], [0.375, -0.875, -0.25]),
-        # less the mean, by the deviation of all tokens: sqrt(1 / 5) of two a session, sqrt(1.6 / 9) of two a row
-        ("reinforce_plus_plus_baseline", [1.11803, -1.11803, 0.0], [0.71151, -1.66019, -0.47434]),
+        # less the mean 0.5, then less the mean over tokens, 0.2 of 6, 2 and 2, by their deviation: sqrt(1.6 / 9)
+        ("reinforce_plus_plus_baseline", [0.71151, -1.66019, -0.47434], [0.71151, -1.66019, -0.47434]),
     ],
 )
 def test_a_group_counts_each_session_once(estimator: str, ours: list[float], verls: list[float]) -> None:
@@ -138,6 +141,25 @@ def test_a_group_counts_each_session_once(estimator: str, ours: list[float], ver
         found = advantages(KEYS, REWARDS, ALL, estimator, ours=by_session)
         first, *_, second, third = expected
         assert [row[0] for row in found] == pytest.approx([first, first, first, second, third], abs=1e-4), by_session
+
+
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+def test_to_split_a_session_or_to_pad_the_batch_changes_no_advantage(estimator: str) -> None:
+    """Of two prompts, of one of which a session has three rows; verl pads with rows of one more prompt."""
+    rewards, padding = [1.0, 0.0, 0.25, 0.5, 2.0], {"pad_0_0"}
+    whole = ["u_0_0", "u_1_0", "v_0_0", "v_1_0", "v_2_0"]
+    masks = [[1] * 6, [1] * 2 + [0] * 4, [1, 0, 0, 0, 0, 0], [1] * 5 + [0], [0, 1, 1, 0, 0, 0]]
+    expected = [max(row, key=abs) for row in advantages(whole, rewards, masks, estimator, ours=True)]
+    keys = ["u_0_0", "u_1_0", "u_0_1", "v_0_0", "v_1_0", "u_0_2", "v_2_0", "pad_0_0"]
+    sessions = [0, 1, 0, 2, 3, 0, 4]
+    rows = [[1, 1, 1, 0, 0, 0], masks[1], [1, 1, 0, 0, 0, 0], *masks[2:4], [0, 0, 1, 0, 0, 0], masks[4], [0] * 6]
+    of_rows = [*(rewards[session] for session in sessions), 0.0]
+    found = advantages(keys, of_rows, rows, estimator, ours=True, padding=padding)
+    for row, mask, session in zip(found, rows, sessions, strict=False):
+        assert row == pytest.approx([expected[session] * trained for trained in mask], abs=1e-5)
+    assert found[-1] == [0.0] * 6
+    padded = advantages([*whole, "pad_0_0"], [*rewards, 0.0], [*masks, [0] * 6], estimator, ours=True, padding=padding)
+    assert [max(row, key=abs) for row in padded] == pytest.approx([*expected, 0.0], abs=1e-5)
 
 
 def test_a_session_whose_last_row_is_masked_keeps_its_advantage() -> None:

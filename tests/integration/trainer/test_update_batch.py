@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,6 +16,8 @@ from seamless_verl.resources.tail_batching import TailBatching
 from seamless_verl.trainer.prompt_feed import PromptFeed, RunAhead
 from seamless_verl.trainer.token_mask import trained_columns
 from seamless_verl.trainer.trainer import SeamlessTrainer
+from seamless_verl.trajectory.account import DropReason
+from seamless_verl.trajectory.policies import parse_policy
 
 pytestmark = pytest.mark.integration
 
@@ -22,6 +25,7 @@ pytestmark = pytest.mark.integration
 def trainer_of() -> Any:
     trainer = SeamlessTrainer.__new__(SeamlessTrainer)
     trainer.seamless, trainer.global_steps, trainer.local_trigger_step = SeamlessConfig(), 5, 0
+    trainer.counted = Counter()
     trainer.parameter_sync_step, trainer.weighs_sessions, trainer.mismatch = 1, False, None
     trainer.config = OmegaConf.create({"algorithm": {"rollout_correction": {"bypass_mode": True}}})
     return trainer
@@ -55,6 +59,39 @@ def test_what_a_step_left_over_has_ended_when_its_groups_are_recorded_though_not
     feed.defer_rest()
     trainer._record_groups()
     assert done == [["a"], 5] and feed.tail.deferred == ["a"] and feed.deferring is None and len(recorded) == 1
+
+
+def test_tokens_of_a_step_are_those_of_all_its_updates(monkeypatch: pytest.MonkeyPatch) -> None:
+    """verl takes the mean over the updates."""
+    trainer = trainer_of()
+    trainer.step_result, counted = None, list[Any]()
+    count_masked = SimpleNamespace(remote=lambda *of: counted.append(of))
+    trainer.data_plane = SimpleNamespace(actor=SimpleNamespace(count_masked=count_masked))
+    monkeypatch.setattr("seamless_verl.trainer.trainer.ray.get", lambda _: None)
+
+    def step(self: Any, metrics: dict[str, Any], timing: Any) -> None:
+        for tokens in (100, 300):
+            self._count_masked(tokens)
+            self._add_agreement(
+                metrics, {"seamless/agreement/plain/tokens": tokens, "seamless/agreement/plain/mean": 1}
+            )
+
+    monkeypatch.setattr(trainer_base.PPOTrainer, "step", step)
+    for _ in range(2):
+        metrics = dict[str, Any]()
+        trainer.step(metrics, {})
+        assert metrics["seamless/tokens/masked_as_stale"] == metrics["seamless/agreement/plain/tokens"] == 400
+    assert counted == [(100, DropReason.STALE), (300, DropReason.STALE)] * 2
+
+
+@pytest.mark.parametrize(
+    ("policy", "level"), [("train_all", 2), ("mask_older_than:1", 1), ("mask_older_than:9", 2), ("fresh_tail_only", 0)]
+)
+def test_nothing_is_generated_so_far_ahead_that_it_would_be_masked(policy: str, level: int) -> None:
+    """With `seamless.ahead=null` and four versions permitted, where the level is found from 2 on; else it is given."""
+    oldest = parse_policy(policy).oldest
+    assert RunAhead(4, None, oldest).level == level
+    assert RunAhead(4, 3, oldest).level == 3
 
 
 READ = [

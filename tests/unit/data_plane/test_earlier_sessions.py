@@ -113,3 +113,17 @@ async def test_a_session_whose_routes_are_gone_begins_again_where_they_are_repla
             taken = await earlier.take("u", "0", 1)
             assert (taken is None) == routes
         assert earlier.begun_again[BegunAgain.NO_ROUTES] == 1 and not earlier.taken and not earlier.uids
+
+
+async def test_a_session_that_was_taken_up_and_dropped_is_not_taken_up_again(tmp_path: Path) -> None:
+    """Its tokens would be counted twice. A session of the same place that was kept stays."""
+    async with starts(tmp_path) as run:
+        await run.begin(1)
+        for name, uid in (("s", "u"), ("t", "v")):
+            write_session(run.journal, name, uid, version=1)
+        earlier = await run.begin(1)
+        for uid, kept in (("u", False), ("v", True)):
+            taken = await earlier.take(uid, "0", 1)
+            assert taken is not None
+            earlier.acknowledged(taken.session_id, kept)
+        assert await earlier.take("u", "0", 1) is None and earlier.uids == {"v"}

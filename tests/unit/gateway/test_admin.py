@@ -122,17 +122,16 @@ async def test_a_session_takes_one_reward_of_a_name_while_it_is_open() -> None:
     assert caught.value.status == 410
 
 
-async def test_no_more_sessions_are_opened_from_outside_than_may_be_open() -> None:
-    table = SessionTable(max_open=2)
-    admin = Admin(table, NullRecorder(), cancel=cancel)
-    first = await admin.handle("POST", "/admin/sessions", {"uid": "u"})
-    await admin.handle("POST", "/admin/sessions", {"uid": "u"})
-    with pytest.raises(ApiError, match="2 sessions are open of at most 2") as caught:
-        await admin.handle("POST", "/admin/sessions", {"uid": "u"})
-    assert caught.value.status == 429 and caught.value.retry_after == 1
-    assert len((await admin.handle("GET", "/admin/sessions", {}))["sessions"]) == 2
-    await admin.open({"uid": "of an agent loop"})
-    for _ in range(2):
-        table.close(first["session_id"], "finished")
-        first = {"session_id": next(s.session_id for s in table if s.state == "open")}
-    await admin.handle("POST", "/admin/sessions", {"uid": "u"})
+async def test_a_session_that_was_handed_over_is_described_as_it_ended() -> None:
+    """A client whose reply to the closing was lost closes again."""
+    admin, table = make_admin()
+    opened, _ = table.open("u", metadata={"mine": 1})
+    path = f"/admin/sessions/{opened.session_id}"
+    closed = await admin.handle("POST", f"{path}/close", {})
+    table.forget(opened.session_id)
+    assert (closed["state"], closed["reason"], closed["metadata"]) == ("closed", "finished", {"mine": 1})
+    assert await admin.handle("POST", f"{path}/close", {"reason": "failed"}) == closed
+    assert await admin.handle("GET", path, {}) == closed
+    with pytest.raises(ApiError) as caught:
+        await admin.handle("POST", "/admin/sessions/another/close", {})
+    assert caught.value.status == 404

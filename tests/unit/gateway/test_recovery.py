@@ -212,7 +212,7 @@ def test_interrupted_calls_are_never_forgotten_and_of_the_others_the_latest_are_
 
 
 def stored_call(number: int, finish: Finish | None) -> StoredCall:
-    own = {"gateway": {"attempt": number, "place": 0, "max_tokens": 9}}
+    own = {"gateway": {"attempt": number, "place": 0, "max_tokens": 9, "reply": "r"}}
     return StoredCall(f"s.{number}", "d", tokens([1]), (), finish, own, {})
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -58,6 +59,23 @@ def test_a_reader_gets_all_tokens_whenever_it_joins(given_: list[Any], joined: i
     asyncio.run(case())
 
 
+@pytest.mark.parametrize("stop_reason", [None, 9, "stop"])
+async def test_the_token_that_ended_a_call_comes_with_its_end(stop_reason: int | str | None) -> None:
+    """A decoder leaves it out of the text; a stop string it finds there itself."""
+    end = replace(make_chunk([8, 9], finish=Finish.STOP), stop_reason=stop_reason)
+    live, whole = CallOutput(), CallOutput()
+    live.add(make_chunk([1]))
+    reader = asyncio.create_task(read(live))
+    await asyncio.sleep(0)
+    live.add(end)
+    whole.add(replace(make_chunk([1, 8, 9], finish=Finish.STOP), stop_reason=stop_reason))
+    for chunks, before in ((await reader, 1), (await read(whole), 0)):
+        ends = [(chunk.ids.tolist(), chunk.finish_reason) for chunk in chunks][before:]
+        ids = [8, 9] if before else [1, 8, 9]
+        assert ends == ([(ids, None), ([], Finish.STOP)] if stop_reason == "stop" else [(ids, Finish.STOP)])
+        assert chunks[-1].stop_reason == stop_reason
+
+
 async def test_alternatives_stay_with_their_tokens_where_some_have_none() -> None:
     """As after a restart: recorded tokens have none, the new ones of the same segment do."""
     output = CallOutput()
@@ -83,7 +101,7 @@ async def test_an_output_that_fails_ends_its_readers() -> None:
 
 
 def begin(attempts: Attempts, digest: str = "d", key: str | None = None, ended: bool = True) -> Attempt:
-    attempt = attempts.begin(digest, key)
+    attempts.add(attempt := Attempt(digest, key))
     attempt.outputs[0] = CallOutput()
     if ended:
         attempt.outputs[0].add(make_chunk([1], finish=Finish.STOP))
@@ -132,17 +150,6 @@ async def test_a_retry_that_comes_before_its_failed_request_has_ended_is_counted
     assert attempts.find("d", key=None, retry=True) is running
 
 
-async def test_the_retry_of_a_failed_request_that_others_pushed_out_is_a_new_one() -> None:
-    attempts = Attempts()
-    failing = begin(attempts, ended=False)
-    running = [begin(attempts, ended=False) for _ in range(MAX_ATTEMPTS - 1)]
-    failing.outputs[0].fail()
-    running.append(begin(attempts, ended=False))
-    assert not attempts.remove(failing), "it was pushed out"
-    assert attempts.find("d", key=None, retry=True) is None
-    assert attempts.find("d", key=None, retry=True) is running[0]
-
-
 def test_what_is_kept_of_failed_requests_is_bounded() -> None:
     attempts = Attempts()
     for number in range(3 * MAX_FAILED):
@@ -172,6 +179,21 @@ async def test_running_attempts_are_never_forgotten_and_the_others_are_bounded()
         begin(attempts, str(number))
     assert len(attempts) <= MAX_ATTEMPTS
     assert attempts.find("running", key=None, retry=True) is running
+
+
+async def test_attempts_whose_prompts_are_still_rendered_are_not_forgotten() -> None:
+    attempts = Attempts()
+    rendered = [Attempt(str(number), None, requests=1) for number in range(2 * MAX_ATTEMPTS)]
+    for attempt in rendered:
+        attempts.add(attempt)
+    for attempt in rendered:  # as it ends
+        attempt.outputs[0], attempt.requests = CallOutput(), 0
+        attempt.outputs[0].add(make_chunk([1], finish=Finish.STOP))
+        assert attempts.find(attempt.digest, key=None, retry=True) is attempt
+    begin(attempts, "last")
+    assert len(attempts) == MAX_ATTEMPTS, "the newest"
+    assert attempts.find(rendered[-1].digest, key=None, retry=True) is None, "it is claimed"
+    assert attempts.find("last", key=None, retry=True) is not None
 
 
 def test_a_digest_is_of_the_content_not_of_its_writing() -> None:

@@ -199,6 +199,27 @@ async def test_closing_the_stream_between_chunks_aborts_the_request(over_wire: b
         assert w.calls.metrics()["calls/cancelled"] == 1
 
 
+async def test_a_call_whose_reader_found_its_end_is_known_as_one_that_ended() -> None:
+    """As at a stop string: its length is known from then on, and its tokens are given to other engines."""
+    async with world() as w:
+        await w.start("a", capacity=2)
+        calls = Calls(w.fleet, shares=True)
+        chunks = calls.stream(wanted := call(max_tokens=10**9))
+        ids = [token for chunk in await take(chunks, 30) for token in chunk.ids]
+        wanted.reading.ended = True
+        await chunks.aclose()
+        assert (calls.metrics()["calls/stop"], calls.metrics()["calls/cancelled"]) == (1, 0)
+        assert w.fleet.view[0].load == 0
+        await w.start("b", capacity=2)
+        await w.kill("a")
+        other = calls.stream(call("other", max_tokens=10**9))
+        await take(other, 1)
+        assert [list(sample.ids) for sample in calls.take_samples("b")] == [ids]
+        assert calls.observe((), 0).of("b").longest == len(ids) - 1, "as long as the one that ended"
+        await other.aclose()
+        calls.check_integrity()
+
+
 async def test_an_error_that_is_a_defect_is_raised_and_counted() -> None:
     class Defective(StubEngine):
         async def generate(self, request: EngineRequest) -> AsyncGenerator[TokenChunk, None]:

@@ -20,6 +20,16 @@ def test_a_replica_gets_what_others_generated_once() -> None:
     assert {one.ids[0] for one in shared.take("c", ["p", "q", "r"])} == {1, 3, 4}
 
 
+def test_a_replica_that_was_started_again_gets_all_of_them_also_its_own() -> None:
+    shared = SharedSamples()
+    for token, replicas in ((1, {"a"}), (2, {"b"})):
+        shared.add("p", PROMPT, array("i", [token]), replicas)
+    assert [one.ids[0] for one in shared.take("a", {"p"})] == [2]
+    shared.forget_replica("a")
+    assert [one.ids[0] for one in shared.take("a", {"p"})] == [1, 2] and shared.take("a", {"p"}) == []
+    assert [one.ids[0] for one in shared.take("b", {"p"})] == [1]
+
+
 def test_no_more_than_its_room_is_kept_and_the_prompt_that_was_used_last_stays() -> None:
     shared = SharedSamples(room=4)
     shared.add("p", PROMPT, array("i", [1, 2]), {"a"})

@@ -201,16 +201,6 @@ async def test_leaving_a_call_aborts_it_in_the_engine() -> None:
         assert stub.running == 0
 
 
-async def test_abort_ends_a_call_with_cut() -> None:
-    stub = StubEngine("a", tail=2)
-    async with connected(stub) as (_, engine), aclosing(engine.generate(request(max_tokens=10**9))) as chunks:
-        found = [token for token in (await anext(chunks)).ids]
-        await engine.abort("c#0")
-        async for chunk in chunks:
-            found += chunk.ids
-        assert chunk.finish_reason is Finish.CUT and found == stub_tokens([1, 2], len(found))
-
-
 async def test_a_lost_connection_ends_every_call_and_is_reported_once() -> None:
     stub, reasons = StubEngine("a"), list[str]()
     await stub.pause(PauseMode.KEEP)

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from seamless_verl.algorithms.samplers import FinishedGroup, GroupResult, GroupVerdict, PromptHistory, SamplingView
 from seamless_verl.algorithms.samplers.dars import MOST, Dars, extra_samples
-from seamless_verl.errors import ConfigError
 
 RIGHT_OF_8 = range(5)
 OUTCOMES = st.lists(st.sampled_from([0.0, 1.0]) | st.floats(0, 1), min_size=1, max_size=16)
@@ -72,8 +71,3 @@ def test_the_order_of_samples_does_not_matter(outcomes: list[float]) -> None:
 def test_a_group_of_one_gets_no_more(right: int) -> None:
     """Of one sample p = 0 counts as 1/2, which is not hard."""
     assert extra_samples(result(right, 1), "equal", 32) == 0
-
-
-def test_another_schedule_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"Choose one of \['equal', 'hardness'\]"):
-        Dars(schedule="harder")

@@ -22,6 +22,7 @@ BYPASS = "algorithm.rollout_correction.bypass_mode"
 PATH = "actor_rollout_ref.model.path"
 TORCH_LAYERS = "actor_rollout_ref.model.external_lib=seamless_verl.platform.engine_without_te"
 POOL = (f"{ROLLOUT}.nnodes=1", f"{ROLLOUT}.n_gpus_per_node=1", f"{ROLLOUT}.checkpoint_engine.backend=gloo")
+CRITIC_MINI = "critic.ppo_mini_batch_size"
 SEPARATE = (
     "trainer.v1.trainer_mode=separate_async",
     *POOL,
@@ -133,6 +134,12 @@ def test_refused(tmp_path: Path, overrides: str, key: str, value: object, way_ou
     [
         ((*SEPARATE, "data.train_batch_size=16"), "data.train_batch_size", 16, "Set data.train_batch_size=8"),
         ((*SEPARATE, f"{ROLLOUT}.nnodes=0"), f"{ROLLOUT}.nnodes", 0, f"Set {ROLLOUT}.nnodes=1"),
+        (
+            ("algorithm.adv_estimator=gae", "critic.model.path=${actor_rollout_ref.model.path}", f"{CRITIC_MINI}=6"),
+            CRITIC_MINI,
+            6,
+            f"Set {CRITIC_MINI}=2, or another divisor",
+        ),
         (
             (*SEPARATE, f"{ROLLOUT}.checkpoint_engine.backend=naive"),
             f"{ROLLOUT}.checkpoint_engine.backend",

@@ -21,7 +21,7 @@ from seamless_verl.journal import (
     SessionClosed,
     SqliteJournal,
 )
-from seamless_verl.journal.recorded import recorded
+from seamless_verl.tools.trajectories.recorded import recorded
 from seamless_verl.tools.view import index as module
 from seamless_verl.tools.view.index import JournalIndex, SessionEntry, sums_of
 from seamless_verl.trajectory.records import logprobs

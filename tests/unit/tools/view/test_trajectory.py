@@ -10,9 +10,9 @@ from support.journal import chunk_appended, open_journal, write
 from support.view import CUT, JOURNAL, REPLY, make_run
 
 from seamless_verl.journal import HandedOver, HandOverBegun, JournalReader
-from seamless_verl.journal.recorded import parse_policy
 from seamless_verl.tools.trajectories.show import format_account
 from seamless_verl.tools.view.trajectory import MAX_TOKENS, Texts, Trajectory
+from seamless_verl.trajectory.policies import parse_policy
 from seamless_verl.trajectory.sequences import assemble
 
 

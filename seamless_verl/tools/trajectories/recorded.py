@@ -6,11 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from seamless_verl.errors import ConfigError
 from seamless_verl.journal.events import GroupOutcome
 from seamless_verl.journal.stored import Stage, StoredGroup, StoredSession, is_validation
 from seamless_verl.trajectory.account import Account, DropReason
-from seamless_verl.trajectory.policies import GrammarTokens, TokenPolicy, make_policy
+from seamless_verl.trajectory.policies import GrammarTokens
 from seamless_verl.trajectory.sequences import SequenceLimits
 from seamless_verl.trajectory.session import Closed
 
@@ -83,17 +82,3 @@ def session_number(settings: Mapping[str, Any]) -> str | None:
     metadata = settings.get("metadata")
     number = metadata.get("session") if isinstance(metadata, Mapping) else None
     return number if isinstance(number, str) else None
-
-
-def parse_policy(text: str) -> TokenPolicy:
-    """The policy of `NAME` or `NAME:k`; raises ConfigError with the way out."""
-    name, colon, bound = text.partition(":")
-    if not colon:
-        return make_policy(name)
-    if not bound.isdecimal():
-        way_out = "Give a whole number of versions, 0 or more, as in mask_older_than:1"
-        raise ConfigError("--policy", text, f"{bound!r} is no bound", way_out)
-    policy = make_policy(name, int(bound))
-    if not policy.bounded:
-        raise ConfigError("--policy", text, f"{name} takes no bound", f"Give {name} alone, or a policy with a bound")
-    return policy
