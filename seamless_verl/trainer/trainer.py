@@ -88,6 +88,10 @@ from seamless_verl.weights.update import Reach
 
 logger = logging.getLogger(__name__)
 KEEP_EARLIER = "It is not saved, so that the last checkpoint stays: the same command goes on from that"
+ALL_MASKED = (
+    "seamless.tokens.policy=%s masks all tokens of this update, which trains nothing: permit older ones, or lower"
+    " seamless.ahead, which is %d"
+)
 ACTOR_ROLES = (Role.Actor, Role.ActorRollout, Role.ActorRolloutRef, Role.RefPolicy)
 
 
@@ -408,6 +412,8 @@ class SeamlessTrainer(PPOTrainer):  # type: ignore[misc]
             self.counted["seamless/tokens/trained"] += trained
             self._count_masked(masked)
             self.trains = trained > 0
+            if not self.trains:
+                logger.warning(ALL_MASKED, self.seamless.tokens.policy, self.feed.ahead.level)
         bypass = self.config.algorithm.rollout_correction.bypass_mode  # with it, both logprobs are the same numbers
         if not bypass:
             batch = super()._compute_old_log_prob(batch, metrics)

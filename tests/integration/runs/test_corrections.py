@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from support.job import run
+from support.job import AGENT, run
 
 pytestmark = [pytest.mark.integration]
 
@@ -48,3 +48,35 @@ def test_old_tokens_are_corrected_in_the_trainers_workers(nano: Path, tmp_path: 
         assert 0.25 < second[f"actor/{metric}"] < 1, "those of the second are one version old: 1, then 1 / 1.5"
     else:
         assert 0 < second["actor/ess_ratio"] < 1 and 0 < second["actor/lr_scale"] < 1
+
+
+def test_what_verls_correction_masks_is_counted_as_dropped(nano: Path, tmp_path: Path) -> None:
+    options = AGENT | {
+        "algorithm__rollout_correction__rollout_rs": "token_k1",
+        "algorithm__rollout_correction__rollout_rs_threshold": 1.0001,
+        "trainer__total_training_steps": 2,
+    }
+    for metrics in (steps := run(tmp_path, nano, **options).metrics()).values():
+        masked = metrics["seamless/tokens/masked_as_rejected"]
+        assert masked > 0 and 0 < metrics["rollout_corr/rollout_rs_masked_fraction"] < 1
+    total = sum(metrics["seamless/tokens/masked_as_rejected"] for metrics in steps.values())
+    dropped = sum(value for name, value in steps[2].items() if name.startswith("tokens/dropped/"))
+    assert steps[2]["tokens/dropped/rejected"] == total
+    assert steps[2]["tokens/generated"] == steps[2]["tokens/trained"] + dropped
+
+
+def test_updates_of_which_a_policy_masks_all_tokens_train_nothing_and_end_no_run(nano: Path, tmp_path: Path) -> None:
+    """As one step ahead, where only tokens of the newest weights are trained; verl's correction needs a token."""
+    options = {
+        "algorithm__rollout_correction__rollout_is": "token",
+        "seamless__tokens__policy": "mask_older_than:0",
+        "seamless__ahead": 1,
+        "seamless__max_staleness": 2,
+        "trainer__total_training_steps": 6,
+    }
+    job = run(tmp_path, nano, **options)
+    steps = job.metrics()
+    empty = [step for step, metrics in steps.items() if not metrics["seamless/tokens/trained"]]
+    assert len(steps) == 6 and len(empty) > 3, "more than as many as end a run for numbers that are not finite"
+    assert all(steps[step]["actor/skipped_updates_sum"] > 0 for step in empty)
+    assert "masks all tokens of this update, which trains nothing" in job.log()
