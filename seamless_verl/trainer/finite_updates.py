@@ -34,7 +34,7 @@ CAUSES = (
     *("values", "rollout_is_weights", "advantages", "returns"),
 )
 """Columns of a batch, each before those that are computed from it."""
-NORM, EMPTY = "gradient norm", "no token"
+NORM, LOSS_OF, EMPTY = "gradient norm", "loss", "no token"
 OTHER, LOSS, LARGEST, NOTHING = (len(CAUSES) + i for i in range(4))
 Finding = tuple[int, float, str]
 """What is wrong with a sample: the smallest is the worst of all ranks."""
@@ -97,7 +97,7 @@ class FiniteUpdates(UpdateHooks):
         self.batch: Any = None  # the mini-batch that is trained
         self.left_out = self.worst = ""  # what was not finite, where the mini-batch made no step; and in which sample
         self.skipped = self.in_a_row = 0
-        self.stepped = False
+        self.stepped = self.failed = False  # whether the update made a step, and had numbers that are not finite
 
     def update(self, train_mini_batch: Callable[[Any], Any], data: Any) -> Any:
         """Adds how many of its optimizer steps were left out to its metrics.
@@ -105,10 +105,11 @@ class FiniteUpdates(UpdateHooks):
         Raises:
             NotFiniteError: it is the last of LIMIT in a row without an optimizer step; on every rank.
         """
-        self.keys, self.skipped, self.stepped = tu.pop(data, KEYS, default="").splitlines(), 0, False
+        self.keys, self.skipped = tu.pop(data, KEYS, default="").splitlines(), 0
+        self.stepped = self.failed = False
         data[ROW] = torch.arange(len(data)) + self.engine.get_data_parallel_rank() * len(data)
         output = train_mini_batch(data)
-        self.in_a_row = 0 if self.stepped else self.in_a_row + 1
+        self.in_a_row = 0 if self.stepped else self.in_a_row + self.failed
         if self.in_a_row >= LIMIT:
             raise NotFiniteError(f"{self.worst}. That was the update number {self.in_a_row} in a row", WAY_OUT)
         if output is not None:
@@ -119,7 +120,8 @@ class FiniteUpdates(UpdateHooks):
         self.finite, self.blamed, self.left_out, self.batch = True, [], "", data
         output = train_batch(data, loss_function=around_loss(loss_function, self._checked_loss))
         searches = getattr(self.engine, "scaler", None) is not None  # fp16: overflows find the scale of the loss
-        self.stepped |= self.left_out in ("", EMPTY) or (searches and self.left_out == NORM)
+        self.stepped |= not self.left_out or (searches and self.left_out == NORM)
+        self.failed |= self.left_out in (LOSS_OF, NORM)
         if self.left_out:
             self.skipped += 1
             self._report(data)
@@ -144,7 +146,7 @@ class FiniteUpdates(UpdateHooks):
             self.left_out = EMPTY
             return 0.0
         if not of_all_ranks(self.finite):
-            self.left_out = "loss"
+            self.left_out = LOSS_OF
             return math.nan
         megatron = hasattr(self.engine.optimizer, "step_with_ready_grads")
         norm = self._megatron_step(self.engine.optimizer, optimizer_step) if megatron else optimizer_step()

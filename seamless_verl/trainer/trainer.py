@@ -263,7 +263,7 @@ class SeamlessTrainer(PPOTrainer):  # type: ignore[misc]
             self.validation.begin(self.global_steps, super()._validate)
             return earlier
         if earlier:  # the last step's own are logged with it
-            self.logger.log(data=earlier, step=self.global_steps)
+            self.step_metrics.add(self.global_steps, earlier)
         self.enter_stage(f"validating, step {self.global_steps}")
         self.commit.wait()
         self.lending.offer(None)

@@ -46,7 +46,8 @@ def check_train_batch(settings: Settings) -> list[Problem]:
         return _exact_train_batch(key, train, mini, updates)
     unit = mini * updates
     if train % unit == 0:
-        return _critic_mini_batch(settings, train // updates)
+        by_session = settings.mode == "seamless" and settings.seamless.tokens.weigh == "session"
+        return _critic_mini_batch(settings, train // updates) if by_session else []
     parts = f"{MINI}={mini}" if updates == 1 else f"{MINI}={mini} x {key}={updates} = {unit}"
     way_out = f"Set {TRAIN}={_up(train, unit)}{_or_mini(train, mini, updates)}"
     return [Problem(TRAIN, train, f"is not a multiple of {parts}", way_out)]
