@@ -168,10 +168,10 @@ class Sessions:
 
     async def _discard_closed(self) -> None:
         """Ends the hand-over of sessions without an agent loop that had just been closed when a process died."""
-        for session in await asyncio.to_thread(self.journal.sessions):
-            if session.stage is Stage.CLOSED and not session.settings["awaited"]:
-                record = await asyncio.to_thread(read_closed_session, self.journal, session.session_id)
-                await self._drop(record, *NO_LOOP)
+        for session_id, stage in await asyncio.to_thread(self.journal.not_handed_over):
+            stored = await asyncio.to_thread(self.journal.read, session_id) if stage is Stage.CLOSED else None
+            if stored is not None and not stored.settings["awaited"]:
+                await self._drop(rebuild_record(stored), *NO_LOOP)
 
     async def _end_earlier(self, session_id: str, stage: Stage, reason: str | None) -> None:
         """Ends the hand-over of a session of an earlier start.
@@ -260,10 +260,14 @@ class Sessions:
             self.closed[opened["session_id"]] = asyncio.Event()
             self.traces.opened(opened["session_id"], str(body["uid"]), session.opened_at)
             self.calls.group_began(str(body["uid"]))
-            unused = self.unused.pop((str(body["uid"]), str(metadata.get(SAMPLE))), None)
-            if unused in self.closed and not self.gateway.table.get(unused).requests:
-                await self.drop(unused, Closed.ABANDONED, DropReason.SESSION, "nobody had its key")
+            await self._end_unused((str(body["uid"]), str(metadata.get(SAMPLE))))
             return opened
+
+    async def _end_unused(self, place: Place) -> None:
+        """Ends the session of an earlier process at this place, unless its agent has called."""
+        unused = self.unused.pop(place, None)
+        if unused in self.closed and not self.gateway.table.get(unused).requests:
+            await self.drop(unused, Closed.ABANDONED, DropReason.SESSION, "nobody had its key")
 
     @contextmanager
     def _asked(self) -> Iterator[None]:
@@ -362,6 +366,8 @@ class Sessions:
         await self._end_left({one.uid: one.outcome for one in groups})
         await self.earlier.end_unwanted(decided)
         self.earlier.decided(uids)
+        for place in [place for place in self.unused if place[0] in decided]:
+            await self._end_unused(place)
         self.lost.forget(uids)
         self.accounts.decided(groups)
         self.traces.decided(groups, time.time())

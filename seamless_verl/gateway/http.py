@@ -216,13 +216,15 @@ def reply_name(path: str, body: Mapping[str, Any], headers: Headers) -> str:
     return header or own or uuid4().hex
 
 
-def with_reply_name(scope: Scope, body: Mapping[str, Any], path: str, name: str) -> tuple[Scope, dict[str, Any]]:
-    """The request, the ids of whose replies have this name: that of a retry has the one that its first attempt had."""
+def with_reply_name(scope: Scope, path: str, name: str) -> Scope:
+    """The request, the ids of whose replies have this name: that of a retry has the one that its first attempt had.
+
+    Not in its body: vLLM repeats the body in what it says of one that is not valid. Responses are named in `serving`.
+    """
+    if path == RESPONSES_PATH:
+        return scope
     headers = [(key, value) for key, value in scope["headers"] if key != REQUEST_ID.encode()]
-    if path == MESSAGES_PATH:  # they have no field for it
-        return {**scope, "headers": [*headers, (REQUEST_ID.encode(), name.encode("latin-1"))]}, dict(body)
-    named = {"request_id": name} if isinstance(body.get("request_id", name), str) else {}
-    return {**scope, "headers": headers}, {**body, **named}
+    return {**scope, "headers": [*headers, (REQUEST_ID.encode(), name.encode("latin-1", "backslashreplace"))]}
 
 
 def _too_large(limit: int) -> ApiError:

@@ -282,7 +282,7 @@ class SessionMiddleware:
         response = ResponseWatch(keepalives, request.address.api, context, on_error)
         scope, attempt, attempts = request.scope, context.attempt, context.session.attempts
         if context.path in GENERATION_PATHS:
-            scope, body = with_reply_name(scope, body, context.path, attempt.reply_name)
+            scope = with_reply_name(scope, context.path, attempt.reply_name)
         token = CURRENT.set(context)
         attempt.requests += 1
         try:

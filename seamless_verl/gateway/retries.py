@@ -195,8 +195,8 @@ class Attempts:
 
     def add(self, attempt: Attempt) -> None:
         """Appends an attempt; after a restart they are added in the order in which they began."""
-        ended = [other for other in self._attempts if not other.running and not other.requests]
-        for oldest in ended[: max(len(self._attempts) + 1 - MAX_ATTEMPTS, 0)]:
+        ended = (other for other in self._attempts if not other.running and not other.requests)
+        if len(self._attempts) >= MAX_ATTEMPTS and (oldest := next(ended, None)) is not None:
             self._attempts.remove(oldest)
         self._attempts.append(attempt)
 

@@ -175,7 +175,9 @@ def conform_responses(serving: Any, max_stored: int) -> None:
 
     @wraps(create)
     async def run(request: Any, raw_request: Any = None) -> Any:
-        conversation = _Conversation(current_request(), request, max_stored)
+        context = current_request()
+        request.request_id = context.attempt.reply_name
+        conversation = _Conversation(context, request, max_stored)
         conversation.begin()
         result = await create(request, raw_request)
         if isinstance(result, ResponsesResponse):

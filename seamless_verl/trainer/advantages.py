@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, replace
+from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from typing import Any
 
@@ -34,6 +34,7 @@ from seamless_verl.trajectory.account import DropReason
 
 algorithms.register(algorithms.ESTIMATORS)
 FIELDS = ["advantages", "response_mask"]
+CORRECTION = "compute_rollout_correction_and_add_to_batch"
 Compute = Callable[[Any, dict[str, Any]], Any]
 
 
@@ -49,19 +50,21 @@ class Advantages:
     details: dict[str, dict[str, Any]] | None  # by prompt, what the journal is to know; None without a journal
     count_masked: Callable[[int, DropReason], None]  # told of tokens that are left out of training
 
-    def compute(self, batch: Any, metrics: dict[str, Any], by_verl: Compute, *, corrects: bool = True) -> Any:
+    def compute(self, batch: Any, metrics: dict[str, Any], by_verl: Compute, *, trains: bool = True) -> Any:
         """The batch with its advantages in TransferQueue; `by_verl` is verl's computation.
 
-        Without `corrects`, as where no token is to be trained, verl's correction is left out: it needs a token.
+        Where the batch `trains` nothing they are zeros: verl's correction, and estimators that whiten, need a token.
         """
-        if not corrects:
-            with rebound(trainer_base, compute_rollout_correction_and_add_to_batch=uncorrected):
-                return replace(self, rejects=False).compute(batch, metrics, by_verl)
+        if not trains:
+            instead = {CORRECTION: uncorrected, "compute_advantage_for_multi_trajectories": zeros}
+            with rebound(trainer_base, **instead):
+                batch = by_verl(batch, metrics)
+            return put_row_weights(batch) if self.by_session else batch
         by_verl = partial(self._counting, by_verl) if self.rejects else by_verl
-        padding = frozenset(batch.keys) - frozenset(own_keys(batch))
         if self.estimator in algorithms.ESTIMATORS:
             batch = self._own(batch, metrics, by_verl)
         elif self.by_session:
+            padding = frozenset(batch.keys) - frozenset(own_keys(batch))
             by_session = partial(advantage_by_session, padding=padding)
             with rebound(trainer_base, compute_advantage_for_multi_trajectories=by_session):
                 batch = by_verl(batch, metrics)
@@ -95,6 +98,11 @@ class Advantages:
 
 def uncorrected(data: Any, config: Any) -> tuple[Any, dict[str, float]]:
     return data, {}
+
+
+def zeros(data: Any, batch_keys: Sequence[str], **arguments: Any) -> Any:
+    data.batch["advantages"] = data.batch["returns"] = torch.zeros_like(data.batch["token_level_rewards"])
+    return data
 
 
 class OwnEstimate:

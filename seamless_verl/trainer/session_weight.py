@@ -6,7 +6,7 @@ verl counts rows, of which a session with branches or compactions has several. H
   row's share of its session's trained tokens. The other modes divide by what does not depend on rows.
 - *Mini-batches* are as many as without a split, of equally many rows; their sessions are a fixed number in the mean.
 - *Estimators* that compare the outcomes of a group take each session as one row, with as many tokens to train as all
-  its rows have, and give the result to all of them. verl's padding is none.
+  its rows have, and give the result to all of them. verl's padding counts as no session.
 
 The law: a loss over sessions that are split into rows is the loss over the same sessions unsplit.
 """
@@ -42,6 +42,8 @@ BY_OUTCOME = frozenset(
     }
 )
 """Estimators that give all trained tokens of a row one number, which depends on the rewards of the group alone."""
+BY_TOKENS = frozenset({AdvantageEstimator.REINFORCE_PLUS_PLUS_BASELINE})
+"""Of these, those that whiten over all tokens: the number depends on how many there are, too."""
 
 
 def row_weights(keys: Sequence[str], trained: Sequence[int]) -> list[float]:
@@ -81,7 +83,8 @@ def advantage_by_session(
         return compute_advantage_for_multi_trajectories(
             data, batch_keys=batch_keys, adv_estimator=adv_estimator, **arguments
         )
-    outcome = compute_advantage(outcomes(data, batch_keys, sessions), adv_estimator=adv_estimator, **arguments)
+    whole = outcomes(data, batch_keys, sessions, by_tokens=adv_estimator in BY_TOKENS)
+    outcome = compute_advantage(whole, adv_estimator=adv_estimator, **arguments)
     return put_advantages(data, sessions, outcome)
 
 
@@ -94,14 +97,15 @@ def rows_of_sessions(batch_keys: Sequence[str], padding: Collection[str] = ()) -
     return list(rows.values())
 
 
-def outcomes(data: Any, keys: Sequence[str], sessions: Sequence[Sequence[int]]) -> Any:
+def outcomes(data: Any, keys: Sequence[str], sessions: Sequence[Sequence[int]], *, by_tokens: bool) -> Any:
     """A row of each session, unsplit: its reward in the first column, and a mask of all its tokens to train.
 
-    Of its rows the one that `outcome_rows` chooses has its reward. Some estimators whiten over tokens.
+    Of its rows the one that `outcome_rows` chooses has its reward. Where it is not `by_tokens` one stands for all.
     """
     mask = data.batch["response_mask"]
     chosen = data.select_idxs(outcome_rows(keys, mask, sessions))
     tokens = torch.stack([mask[list(rows)].sum() for rows in sessions])
+    tokens = tokens if by_tokens else tokens.clamp(max=1)
     places = torch.arange(max(1, int(tokens.max())))
     rewards = chosen.batch["token_level_rewards"]
     reward = torch.zeros(len(sessions), len(places), dtype=rewards.dtype)

@@ -435,7 +435,7 @@ class SeamlessTrainer(PPOTrainer):  # type: ignore[misc]
             return super()._compute_values(batch, metrics)
 
     def _compute_advantage(self, batch: Any, metrics: dict[str, Any]) -> Any:
-        return self.advantages.compute(batch, metrics, super()._compute_advantage, corrects=self.trains)
+        return self.advantages.compute(batch, metrics, super()._compute_advantage, trains=self.trains)
 
     def _update_critic(self, batch: Any, metrics: dict[str, Any]) -> Any:
         of_critic: dict[str, Any] = {}

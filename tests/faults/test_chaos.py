@@ -47,6 +47,7 @@ pytestmark = [
 SESSIONS = int(os.environ.get("SEAMLESS_SESSIONS", "24"))
 TURNS = int(os.environ.get("SEAMLESS_TURNS", "5"))
 KILLED = int(os.environ.get("SEAMLESS_KILLED_REPLICAS", "1"))
+UPDATES = 4  # at least, on a machine where sessions are faster than a replica's restart, too
 NAMES = ("replica-0", "replica-1")
 TOKEN, ADMIN = "the replicas'", {"authorization": "Bearer the admin's"}
 START_S = 240.0
@@ -287,7 +288,9 @@ def test_no_agent_notices_what_happens_to_the_replicas(nano: Path, tmp_path: Pat
         journal, over = SqliteJournal(tmp_path / "journal.sqlite"), asyncio.Event()
         async with gateway_over_replicas(model, journal) as (chaos, gateway, recorder):
             running = asyncio.create_task(chaos.until(over))
-            ends = await asyncio.gather(*(agent(gateway, number) for number in range(SESSIONS)))
+            ends: list[tuple[str, int]] = []
+            while not ends or chaos.events["update"] < UPDATES:
+                ends += await asyncio.gather(*(agent(gateway, len(ends) + number) for number in range(SESSIONS)))
             over.set()
             await running
             taken = [recorder.take(session_id) for session_id, _ in ends]
@@ -308,7 +311,7 @@ def test_no_agent_notices_what_happens_to_the_replicas(nano: Path, tmp_path: Pat
     versions = {segment.version for turn in turns for segment in turn.segments}
     several = sum(len(turn.segments) > 1 for turn in turns)
     error = largest_error(turns, Weights(model))
-    said = f"{SESSIONS} sessions x {TURNS} turns: {account.generated} tokens of {len(versions)} versions, {several}"
+    said = f"{len(sessions)} sessions x {TURNS} turns: {account.generated} tokens of {len(versions)} versions, {several}"
     sys.stdout.write(f"{said} turns in several segments, logprob error {error:.2e}, {dict(events)}\n")
     assert error < 1e-3
     assert len(versions) > 1 and several > 0

@@ -176,6 +176,7 @@ DIFFERENT: dict[str, dict[str, str]] = {
 """By request, the fields that differ and why; `*` for any."""
 
 OWN = {"id", "created", "created_at", "system_fingerprint", "call_id", "item_id", "sequence_number"}
+MERGED = ".reasoning_tokens"  # vLLM counts them delta by delta of a stream, and merges those that wait to be sent
 SPELLED = {"content", "text", "delta", "arguments", "partial_json", "reasoning", "thinking"}
 
 
@@ -207,6 +208,8 @@ def told(reply: httpx.Response) -> dict[str, Any]:
         choices = event.get("choices") or [{}]
         speaker = f"{event.get('type', '')}{choices[0].get('index', '')}:"
         for path, value in leaves(event, numbered=False):
+            if path.endswith(MERGED):
+                continue
             whole = fields.setdefault(speaker + path, "" if path.rpartition(".")[2] in SPELLED else [])
             if isinstance(whole, str):
                 fields[speaker + path] = whole + (value if isinstance(value, str) else "")

@@ -133,7 +133,9 @@ async def test_an_expiry_that_cannot_be_recorded_is_reported(nano: Path, tmp_pat
     assert isinstance(FAILURES[0], JournalError)
 
 
-async def test_a_session_that_nobody_can_have_ends_when_it_is_opened_again(nano: Path, tmp_path: Path) -> None:
+async def test_a_session_that_nobody_can_have_ends_when_it_is_opened_again_or_with_its_group(
+    nano: Path, tmp_path: Path
+) -> None:
     """Ray repeats the call that opened it, since the reply was lost with a process."""
     journal = tmp_path / "journal.sqlite"
     async with asyncio.timeout(120):
@@ -144,9 +146,11 @@ async def test_a_session_that_nobody_can_have_ends_when_it_is_opened_again(nano:
         async with sessions(nano, journal, restarted=True) as second:
             again = [(await second.open(body))["session_id"] for body in bodies[:2]]
             assert set(second.awaited()) == {used["session_id"], other["session_id"], *again}
+            await second.record_groups([GroupDecided("u", GroupOutcome.FAILED, 1)])
+            assert set(second.awaited()) == {used["session_id"], *again}, "nobody opened the third one again"
     rows = {row.session_id: row for row in JournalReader(journal).sessions()}
     assert (rows[lost["session_id"]].reason, rows[lost["session_id"]].outcome) == ("abandoned", "dropped")
-    assert rows[other["session_id"]].outcome == "-"
+    assert (rows[other["session_id"]].reason, rows[other["session_id"]].outcome) == ("abandoned", "dropped")
 
 
 async def test_a_session_over_http_that_was_closed_before_a_kill_is_handed_over(nano: Path, tmp_path: Path) -> None:

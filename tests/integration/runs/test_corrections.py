@@ -66,8 +66,12 @@ def test_what_verls_correction_masks_is_counted_as_dropped(nano: Path, tmp_path:
 
 
 def test_updates_of_which_a_policy_masks_all_tokens_train_nothing_and_end_no_run(nano: Path, tmp_path: Path) -> None:
-    """As one step ahead, where only tokens of the newest weights are trained; verl's correction needs a token."""
+    """As one step ahead, where only tokens of the newest weights are trained.
+
+    verl's correction needs a token, and so does an estimator that whitens.
+    """
     options = {
+        "algorithm__adv_estimator": "reinforce_plus_plus_baseline",
         "algorithm__rollout_correction__rollout_is": "token",
         "seamless__tokens__policy": "mask_older_than:0",
         "seamless__ahead": 1,
