@@ -53,7 +53,7 @@ def test_old_tokens_are_corrected_in_the_trainers_workers(nano: Path, tmp_path: 
 def test_what_verls_correction_masks_is_counted_as_dropped(nano: Path, tmp_path: Path) -> None:
     options = AGENT | {
         "algorithm__rollout_correction__rollout_rs": "token_k1",
-        "algorithm__rollout_correction__rollout_rs_threshold": 1.0001,
+        "algorithm__rollout_correction__rollout_rs_threshold": 1.002,
         "trainer__total_training_steps": 2,
     }
     for metrics in (steps := run(tmp_path, nano, **options).metrics()).values():
