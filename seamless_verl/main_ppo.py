@@ -259,7 +259,7 @@ def run(config: DictConfig) -> None:
                 train(config)
         finally:
             stop_ray()
-    if seamless.console == "line" and config.trainer.v1.trainer_mode not in VERL_MODES:  # these keep no metrics
+    if config.trainer.v1.trainer_mode not in VERL_MODES:  # these keep no metrics
         plot_validation_curve(config)
 
 

@@ -37,7 +37,7 @@ class Turns:
     rows: Sequence[RowTurns]
     sessions: Sequence[Sequence[int]]
     outcome_rows: Sequence[int]
-    depth: int
+    depth: int = 2  # K
     discount: float = 0.95
 
     def of_session(self, session: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

@@ -34,8 +34,6 @@ CORRECTED_STALENESS = 4
 Drafts: TypeAlias = Literal["off", "suffix"]
 Lending: TypeAlias = Literal["marginal", "step_boundary", "never"]
 GrammarPolicy: TypeAlias = Literal["train_all", "mask_forced", "mask_all"]
-OPTIONS = ("threshold", "most")
-"""Options of single samplers; each reads some of them."""
 SamplerName: TypeAlias = Literal["dars", "dars_hardness", "gdro", "srpo", "xrpo"]
 TokenPolicy: TypeAlias = Annotated[
     str,
@@ -98,19 +96,12 @@ class TokensConfig(SettingsNode):
     weigh: Literal["session", "sequence"] = "session"
     """What counts once in loss, statistics and mini-batches: a `session` with all its sequences, or each `sequence`, as
     verl."""
-    max_sequence: Positive | None = None
-    """Tokens of a session's training sequence, the rest is not trained; `null`: `data.max_prompt_length` +
-    `data.max_response_length`."""
 
     @property
     def older_than(self) -> int | None:
         """Versions that a trained token may be behind the trainer; None where the policy has no such bound."""
         name, _, bound = self.policy.partition(":")
         return int(bound or 0) if name.endswith("_older_than") else None
-
-    def sequence_limit(self, prompt_length: int, response_length: int) -> int:
-        """Tokens of a training sequence, where the rollout's prompts and responses may have so many."""
-        return prompt_length + response_length if self.max_sequence is None else self.max_sequence
 
 
 @dataclass(frozen=True)
@@ -122,14 +113,6 @@ class CorrectionConfig(SettingsNode):
     verl's defaults."""
     scale_lr: bool = False
     """Scale each optimizer step's learning rate by the root of its effective sample size (VCPO)."""
-
-
-@dataclass(frozen=True)
-class TurnsConfig(SettingsNode):
-    """Advantages over turns: `algorithm.adv_estimator=hgpo`."""
-
-    depth: NotNegative = 2
-    """For `hgpo`: how many observations before a turn's own are compared, its K."""
 
 
 @dataclass(frozen=True)
@@ -228,13 +211,11 @@ class SamplerConfig(SettingsNode):
     """The least reward of a right answer; `null` takes rewards as they are, from 0 to 1."""
     threshold: Annotated[float, Ge(0.01), Le(1)] | None = None
     """For `srpo`: pass rate from which a prompt is left out for good; `null` skips the next epoch."""
-    most: Positive | None = None
-    """For all but `srpo`: the most samples of a prompt; `null` is 32 to 128, as its paper."""
 
     @property
     def options(self) -> dict[str, Any]:
         """The options by name, None where the sampler's own value holds."""
-        return {name: getattr(self, name) for name in OPTIONS}
+        return {"threshold": self.threshold}
 
 
 @dataclass(frozen=True)
@@ -266,7 +247,6 @@ class SeamlessConfig(SettingsNode):
     """`suffix`: engines draft from what they generated before, of the same prompt first, and their model verifies."""
     evaluation: Literal["inline", "beside"] = "inline"
     """Validations: training waits for each, or goes on `beside` it, whose samples may then end with newer weights."""
-    turns: TurnsConfig = field(default_factory=TurnsConfig)
     weights: WeightsConfig = field(default_factory=WeightsConfig)
     tokens: TokensConfig = field(default_factory=TokensConfig)
     correction: CorrectionConfig = field(default_factory=CorrectionConfig)
@@ -293,10 +273,6 @@ class SeamlessConfig(SettingsNode):
         Annotated[int, Ge(0), Le(LAST_PORT)] | None, way_out("Set {key}=9400, 0 for any free port, or null")
     ] = None
     """Serve metrics for Prometheus at this port of the trainer's node; `0` is any free one, `null` serves none."""
-    console: Literal["line", "verl"] = "line"
-    """What is printed of a step: a `line`, and at the end a plot of validations, or `verl`'s metrics."""
-    record: bool = False
-    """Write lending decisions and sample lengths to `lending.jsonl` and `lengths.jsonl` beside the checkpoints."""
 
     @classmethod
     def parse(cls, node: DictConfig | Mapping[str, Any] | None) -> SeamlessConfig:

@@ -194,8 +194,8 @@ def session_settings(
         journal_gib=gateway.journal_gib,
         port=port,
         options=(f"--max-model-len={length}", f"--dtype={rollout.dtype}", *names, *gateway.options),
-        max_sequence=seamless.tokens.sequence_limit(rollout.prompt_length, rollout.response_length),
-        limit_keys=limit_keys(seamless, rollout),
+        max_sequence=rollout.prompt_length + rollout.response_length,
+        limit_keys=limit_keys(rollout),
         grammar=GrammarTokens(seamless.tokens.grammar),
         routes=bool(rollout.get("enable_rollout_routing_replay")),
         socket_holder=holder,
@@ -204,10 +204,8 @@ def session_settings(
     )
 
 
-def limit_keys(seamless: SeamlessConfig, rollout: DictConfig) -> str:
+def limit_keys(rollout: DictConfig) -> str:
     """The settings from which the longest training sequence follows, for messages."""
-    if (longest := seamless.tokens.max_sequence) is not None:
-        return f"seamless.tokens.max_sequence={longest}"
     return f"data.max_prompt_length={rollout.prompt_length} + data.max_response_length={rollout.response_length}"
 
 

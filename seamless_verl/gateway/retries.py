@@ -140,7 +140,7 @@ class Attempt:
     digest: str
     key: str | None
     number: int = 0  # of the request in its session
-    reply_name: str = ""  # what the ids of its replies, also those to retries, have behind the beginning of their API
+    reply_name: str = ""  # which the ids of its replies end with, also those to retries
     outputs: dict[int, CallOutput] = field(default_factory=dict)
     interrupted_calls: dict[int, StoredCall] = field(default_factory=dict)  # by a restart, until a retry continues them
     sent: bool = False  # its reply was sent in full

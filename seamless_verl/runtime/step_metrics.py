@@ -94,7 +94,11 @@ def add_row(found: dict[int, StepRow], row: StepRow) -> None:
         moved = {name: metrics.pop(name) for name in row.metrics if name.startswith(OF_VALIDATION)}
         found[origin.step] = StepRow(origin.step, origin.time, {**origin.metrics, **moved})
     earlier = found.get(row.step)
-    found[row.step] = StepRow(row.step, row.time, metrics if earlier is None else {**earlier.metrics, **metrics})
+    if earlier is None:
+        found[row.step] = StepRow(row.step, row.time, metrics)
+    else:  # a validation that is logged after its step does not make the step longer
+        ended = row.time if validated is None else earlier.time
+        found[row.step] = StepRow(row.step, ended, {**earlier.metrics, **metrics})
 
 
 def plain(value: object) -> object:

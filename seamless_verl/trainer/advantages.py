@@ -43,7 +43,6 @@ class Advantages:
     """Computes those of a run."""
 
     estimator: str  # `algorithm.adv_estimator`
-    depth: int  # how many earlier observations are compared, by an estimator that compares turns
     _: KW_ONLY
     by_session: bool  # a session weighs once, however many rows it has
     rejects: bool  # verl's computation masks tokens, too
@@ -83,7 +82,7 @@ class Advantages:
 
     def _own(self, batch: Any, metrics: dict[str, Any], by_verl: Compute) -> Any:
         """By an estimator of this package; masks the rows that it leaves out of training."""
-        estimate = OwnEstimate(read_turns(batch) if self.estimator in algorithms.OF_TURNS else None, self.depth)
+        estimate = OwnEstimate(read_turns(batch) if self.estimator in algorithms.OF_TURNS else None)
         with rebound(trainer_base, compute_advantage_for_multi_trajectories=estimate):
             batch = by_verl(batch, metrics)
         metrics.update(estimate.metrics)
@@ -111,8 +110,8 @@ class OwnEstimate:
     After the call, `untrained` are the keys of rows with tokens to train that are left out of training.
     """
 
-    def __init__(self, turns: Mapping[str, RowTurns] | None = None, depth: int = 2) -> None:
-        self.turns, self.depth = turns, depth
+    def __init__(self, turns: Mapping[str, RowTurns] | None = None) -> None:
+        self.turns = turns
         self.untrained: list[str] = []
         self.metrics: dict[str, float] = {}
 
@@ -122,7 +121,7 @@ class OwnEstimate:
         of_session = outcome_rows(batch_keys, mask, sessions)
         if self.turns is not None:
             turns = [self.turns.get(key, NO_TURNS) for key in batch_keys]
-            estimate.turns = Turns(turns, sessions, of_session, self.depth)
+            estimate.turns = Turns(turns, sessions, of_session)
         with this_estimate.during(estimate):
             compared = data if self.turns is not None else data.select_idxs(of_session)
             outcome = compute_advantage(compared, adv_estimator=adv_estimator, **arguments)

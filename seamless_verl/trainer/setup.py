@@ -25,7 +25,6 @@ from seamless_verl.replica.server import SeamlessReplica
 from seamless_verl.resources.ahead import StalenessBound
 from seamless_verl.resources.ledger.activity import DeviceUse, NodeActivity
 from seamless_verl.resources.lending import RecordedPolicy, lending_policy
-from seamless_verl.resources.lending.policy import LendingPolicy
 from seamless_verl.resources.placement import ReplicaKind
 from seamless_verl.resources.plan import Plan
 from seamless_verl.resources.tags import Layout
@@ -183,7 +182,7 @@ def make_feed(
     run: RunCalls,
     *,
     updates: int,
-    lengths: LengthRecord | None,
+    lengths: LengthRecord,
     filter_metric: str | None,
 ) -> tuple[PromptFeed, SampledPrompts | None]:
     """What submits the prompts of a run, with the buffer of their groups; and what samples them, if there is a sampler.
@@ -327,9 +326,7 @@ class RunSetup:
         """The lending of the trainer's devices; the callables are those of `DeviceLending`."""
         sharing = [placed for placed in self.replicas if placed.shares_device]
         shared = [name for placed in sharing for name in placed.devices]
-        policy: LendingPolicy = lending_policy(self.seamless.lending)
-        if self.seamless.record:
-            policy = RecordedPolicy(policy, self.seamless.lending, self.folder / RECORDING)
+        policy = RecordedPolicy(lending_policy(self.seamless.lending), self.seamless.lending, self.folder / RECORDING)
         views = DeviceViews(self._devices(), self.plane.observe)
         switching = partial(device_time.doing, DeviceUse.SWITCH, shared)
         given = (self.plane, sharing, policy, views, progress, wait_for_group, switching, before_computation)

@@ -39,18 +39,15 @@ TITLE = "validation curve"
 WIDTH, HEIGHT = 60, 12  # of the text plot, in characters
 
 
-def logging_of(file: StepMetrics, total: Callable[[], int], *, lines: bool) -> AbstractContextManager[None]:
-    """In the block, a trainer that begins to train logs each step to `file`, and with `lines` as one line each.
+def logging_of(file: StepMetrics, total: Callable[[], int]) -> AbstractContextManager[None]:
+    """In the block, a trainer that begins to train logs each step to `file`, and as one line on the console.
 
     verl makes its tracking and its progress bar by names of its trainer's module, which are ours in the block. `total`
-    gives the run's number of steps. With `lines` there is no progress bar and no dump of the validation's metrics.
+    gives the run's number of steps. There is no progress bar, and no dump of the validation's metrics.
     """
     from verl.trainer.ppo.v1 import trainer_base
 
-    line = (lambda step, data: step_line(step, total(), data)) if lines else None
-    tracking = partial(step_tracking, trainer_base.Tracking, file, line)
-    if not lines:
-        return rebound(trainer_base, Tracking=tracking)
+    tracking = partial(step_tracking, trainer_base.Tracking, file, lambda step, data: step_line(step, total(), data))
     bar = partial(trainer_base.tqdm, disable=True)
     return rebound(trainer_base, Tracking=tracking, tqdm=bar, pprint=lambda _: None)
 
@@ -58,23 +55,22 @@ def logging_of(file: StepMetrics, total: Callable[[], int], *, lines: bool) -> A
 def step_tracking(
     made_by: Callable[..., Any],
     file: StepMetrics,
-    line: Callable[[int, Mapping[str, float]], str] | None,
+    line: Callable[[int, Mapping[str, float]], str],
     *args: Any,
     default_backend: Any,
     **kwargs: Any,
 ) -> Any:
-    """verl's tracking; each step also goes to `file`, and with `line` as its text to the console in verl's place."""
+    """verl's tracking; each step also goes to `file`, and `line` as its text to the console in verl's place."""
     backends = [default_backend] if isinstance(default_backend, str) else list(default_backend)
-    shown = line if CONSOLE in backends else None
-    if shown is not None:
+    if shown := CONSOLE in backends:
         backends.remove(CONSOLE)
     tracking = made_by(*args, default_backend=backends, **kwargs)
     log_by_verl = tracking.log
 
     def log(data: Mapping[str, Any], step: int, backend: Any = None) -> None:
         file.add(step, data)
-        if shown is not None:
-            show_line(shown(step, data))
+        if shown:
+            show_line(line(step, data))
         log_by_verl(data=data, step=step, backend=backend)
 
     tracking.log = log

@@ -88,10 +88,7 @@ from seamless_verl.weights.update import Reach
 
 logger = logging.getLogger(__name__)
 KEEP_EARLIER = "It is not saved, so that the last checkpoint stays: the same command goes on from that"
-ALL_MASKED = (
-    "seamless.tokens.policy=%s masks all tokens of this update, which trains nothing: permit older ones, or lower"
-    " seamless.ahead, which is %d"
-)
+ALL_MASKED = "seamless.tokens.policy=%s masks all tokens of this update, which trains nothing: permit older ones%s"
 ACTOR_ROLES = (Role.Actor, Role.ActorRollout, Role.ActorRolloutRef, Role.RefPolicy)
 
 
@@ -125,7 +122,7 @@ class SeamlessTrainer(PPOTrainer):  # type: ignore[misc]
         describe(config, self.seamless, self.placement.layout).write(self.folder)
         self.names = PromptNames()
         self.step_metrics = StepMetrics.beside(config.trainer.default_local_dir)
-        self.lengths = LengthRecord.beside(self.folder) if self.seamless.record else None
+        self.lengths = LengthRecord.beside(self.folder)
         self.failure_shares = FailureShares(self.seamless.gateway.failed_share)
         self.validation: ValidationBeside | None = None  # once the run trains
         self.checkpoints = RunCheckpoints(config, self._training_groups)
@@ -136,7 +133,6 @@ class SeamlessTrainer(PPOTrainer):  # type: ignore[misc]
         self.group_details = defaultdict[str, dict[str, Any]](dict)  # by prompt, of this step's groups, for the journal
         self.advantages = Advantages(
             config.algorithm.adv_estimator,
-            self.seamless.turns.depth,
             by_session=self.weighs_sessions,
             rejects=bool(config.algorithm.rollout_correction.rollout_rs),
             details=self.group_details if self.seamless.gateway.enabled else None,
@@ -250,8 +246,7 @@ class SeamlessTrainer(PPOTrainer):  # type: ignore[misc]
         """Trains; the manager begins the generation of prompts when the version of the step before is committed."""
         if isinstance(agent_loop_manager, SeamlessAgentLoopManager):
             agent_loop_manager.may_begin = self.commit.then
-        lines = self.seamless.console == "line"
-        with logging_of(self.step_metrics, lambda: int(self.total_training_steps), lines=lines):
+        with logging_of(self.step_metrics, lambda: int(self.total_training_steps)):
             super().fit(agent_loop_manager)
 
     def _validate(self) -> dict[str, float]:
@@ -262,8 +257,8 @@ class SeamlessTrainer(PPOTrainer):  # type: ignore[misc]
                 self.commit.wait(Reach.COMMITTED)
             self.validation.begin(self.global_steps, super()._validate)
             return earlier
-        if earlier:  # the last step's own are logged with it
-            self.step_metrics.add(self.global_steps, earlier)
+        if earlier:  # the last step's own are logged with it, and a logger may keep one value of a step
+            self.logger.log(data=earlier, step=self.global_steps - 1)
         self.enter_stage(f"validating, step {self.global_steps}")
         self.commit.wait()
         self.lending.offer(None)
@@ -351,8 +346,7 @@ class SeamlessTrainer(PPOTrainer):  # type: ignore[misc]
         """
         if not isinstance(self.agent_loop_manager, SeamlessAgentLoopManager):
             self.commit.wait(Reach.COMMITTED)
-        if self.lengths is not None:
-            self.lengths.begin(batch["uid"])
+        self.lengths.begin(batch["uid"])
         return int(super()._submit_batch_to_rollout(batch))
 
     def on_sample_begin(self) -> None:
@@ -413,7 +407,9 @@ class SeamlessTrainer(PPOTrainer):  # type: ignore[misc]
             self._count_masked(masked)
             self.trains = trained > 0
             if not self.trains:
-                logger.warning(ALL_MASKED, self.seamless.tokens.policy, self.feed.ahead.level)
+                level = self.feed.ahead.level
+                fewer = f", or set seamless.ahead={level - 1}" if level else ""
+                logger.warning(ALL_MASKED, self.seamless.tokens.policy, fewer)
         bypass = self.config.algorithm.rollout_correction.bypass_mode  # with it, both logprobs are the same numbers
         if not bypass:
             batch = super()._compute_old_log_prob(batch, metrics)
@@ -535,17 +531,16 @@ class SeamlessTrainer(PPOTrainer):  # type: ignore[misc]
         self.lending.statistics.mini_batch_ended()
 
     def _record_groups(self) -> None:
-        """What became of groups since the last call, into the journal, and their lengths where they are recorded."""
+        """What became of groups since the last call, into the journal, and their lengths into their file."""
         self.feed.await_deferred()  # a step that computes nothing, before an actor's warm-up has ended, did not
         details = {"policy": self.seamless.tokens.policy, "version": self.global_steps - 1}
         groups = self.replay_buffer.take_decided(self.global_steps, details, self.group_details)
         self.group_details.clear()
         self.data_plane.record_groups(groups if self.seamless.gateway.enabled else [])
-        if self.lengths is not None:
-            trained = [group.uid for group in groups if group.outcome is GroupOutcome.TRAINED]
-            kept = (GroupOutcome.TRAINED, GroupOutcome.DEFERRED)  # a deferred prompt begins again
-            dropped = [group.uid for group in groups if group.outcome not in kept]
-            self.lengths.write(self.global_steps, trained, dropped)
+        trained = [group.uid for group in groups if group.outcome is GroupOutcome.TRAINED]
+        kept = (GroupOutcome.TRAINED, GroupOutcome.DEFERRED)  # a deferred prompt begins again
+        dropped = [group.uid for group in groups if group.outcome not in kept]
+        self.lengths.write(self.global_steps, trained, dropped)
 
     def _begin_next_step(self) -> None:
         """Submits the next step's prompts, if it follows at once: else engines that have ended what was drawn ahead

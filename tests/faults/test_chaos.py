@@ -311,7 +311,9 @@ def test_no_agent_notices_what_happens_to_the_replicas(nano: Path, tmp_path: Pat
     versions = {segment.version for turn in turns for segment in turn.segments}
     several = sum(len(turn.segments) > 1 for turn in turns)
     error = largest_error(turns, Weights(model))
-    said = f"{len(sessions)} sessions x {TURNS} turns: {account.generated} tokens of {len(versions)} versions, {several}"
+    said = (
+        f"{len(sessions)} sessions x {TURNS} turns: {account.generated} tokens of {len(versions)} versions, {several}"
+    )
     sys.stdout.write(f"{said} turns in several segments, logprob error {error:.2e}, {dict(events)}\n")
     assert error < 1e-3
     assert len(versions) > 1 and several > 0

@@ -72,7 +72,7 @@ CHECKS: tuple[Check, ...] = (
     *(experts.check_expert_weights, experts.check_expert_export),
     *(model.check_context_parallel, files.check_data, agent_names.check_agent_names),
     *(agent_names.check_own_loops_run, agent_names.check_fields, batches.check_lengths),
-    *(batches.check_max_sequence, files.check_reward_function, resuming.check_resume),
+    *(batches.check_training_sequence, files.check_reward_function, resuming.check_resume),
     *(files.check_folder, files.check_steps, hosts.check_joined, devices.check_resources),
     *(
         devices.check_visible_devices,

@@ -106,7 +106,6 @@ ACTOR = "actor_rollout_ref.actor"
 
 
 LONGEST = f"{ROLLOUT_KEY}.max_model_len"
-MAX_SEQUENCE = "seamless.tokens.max_sequence"
 
 
 @check
@@ -126,32 +125,24 @@ def check_lengths(settings: Settings) -> list[Problem]:
 
 
 @check
-def check_max_sequence(settings: Settings) -> list[Problem]:
+def check_training_sequence(settings: Settings) -> list[Problem]:
     """The longest training sequence fits a micro-batch, where verl fills those by tokens (seqlen_balancing.py).
 
     Sessions of the gateway are cut where it ends; with verl's agent loops it is for verl to know how long they get.
     """
-    tokens = settings.seamless.tokens
-    given = tokens.max_sequence
-    if settings.mode != "seamless":
+    if settings.mode != "seamless" or not settings.seamless.gateway.enabled:
         return []
-    if not settings.seamless.gateway.enabled:
-        reason = "cuts the sessions of the gateway, which is off"
-        way_out = "Leave it out: verl's agent loops have their own"
-        return [] if given is None else [Problem(MAX_SEQUENCE, given, reason, way_out, warning=True)]
     key, sizes = f"{ACTOR}.ppo_max_token_len_per_gpu", trainer_sizes(settings)
     if not settings.flag(f"{ACTOR}.use_dynamic_bsz") or settings.get(key) is None or sizes is None:
         return []
     parallel = sizes.context
     (prompt_key, prompt), (response_key, response) = (_length(settings, what) for what in ("prompt", "response"))
-    longest, each = tokens.sequence_limit(prompt, response), settings.integer(key)
+    longest, each = prompt + response, settings.integer(key)
     if longest <= (room := each * parallel):
         return []
-    way_out = f"Set {key}={-(-longest // parallel)}, or {MAX_SEQUENCE}={room} or less"
-    if given is not None:
-        return [Problem(MAX_SEQUENCE, given, f"is more than a micro-batch holds: {key}={each}", way_out)]
     holds = f"is a micro-batch of {room} tokens" if parallel == 1 else f"on {parallel} ranks is one of {room} tokens"
     reason = f"{holds}, and sessions are trained up to {prompt_key}={prompt} + {response_key}={response}"
+    way_out = f"Set {key}={-(-longest // parallel)}, or lower {response_key}"
     return [Problem(key, each, reason, way_out)]
 
 

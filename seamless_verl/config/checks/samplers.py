@@ -63,23 +63,24 @@ def _outcomes(settings: Settings) -> list[Problem]:
 def _budgets(settings: Settings, kind: type[Sampler]) -> list[Problem]:
     """From two samples on there is something to compare, and a sampler that gives more has room for them."""
     samples = settings.integer(SESSIONS)
-    most = getattr(sampler_of(settings, kind), "most", samples)
+    most = getattr(kind(), "most", samples)
     if samples < SMALLEST:
         reason = f"leaves {settings.seamless.sampler.name} groups of one, which have nothing to compare"
         return [Problem(SESSIONS, samples, reason, f"Set {SESSIONS}={SMALLEST} or more")]
     if most < samples or (kind.REOPENS and most == samples):
-        reason = f"leaves no room above {SESSIONS}={samples}"
-        return [Problem(f"{SAMPLER}.most", most, reason, f"Set {SAMPLER}.most={samples + 1} or more")]
+        reason = f"is as many as {settings.seamless.sampler.name} ever gives a prompt, which is {most}"
+        return [Problem(SESSIONS, samples, reason, f"Set {SESSIONS}={most - 1} or less, or another sampler")]
     return []
 
 
 def _seats(settings: Settings, kind: type[Sampler]) -> list[Problem]:
     """The samples of one group can run at once, so that none of it waits for others of it."""
-    most, seats = getattr(sampler_of(settings, kind), "most", 0), seats_of(settings)
+    most, seats = getattr(kind(), "most", 0), seats_of(settings)
     if seats is None or most <= seats:
         return []
-    reason = f"is more than the {seats} calls that all engines run at once ({SEATS} of each)"
-    return [Problem(f"{SAMPLER}.most", most, reason, f"Set {SAMPLER}.most={seats} or less, or raise {SEATS}")]
+    each, name = settings.integer(SEATS, 0, least=0), settings.seamless.sampler.name
+    reason = f"lets all engines run {seats} calls at once, and {name} gives a prompt up to {most} samples"
+    return [Problem(SEATS, each, reason, f"Set {SEATS}={-(-most * each // seats)} or more, or another sampler")]
 
 
 def _sizes(settings: Settings) -> list[Problem]:
@@ -93,11 +94,6 @@ def _sizes(settings: Settings) -> list[Problem]:
         way_out = f"Set {ESTIMATOR}=grpo, or {SAMPLER}.name=srpo, which keeps their size"
         problems.append(Problem(ESTIMATOR, MEDIAN, reason, way_out))
     return problems
-
-
-def sampler_of(settings: Settings, kind: type[Sampler]) -> Sampler:
-    given = settings.seamless.sampler.options
-    return kind(**{name: given[name] for name in kind.OPTIONS if given.get(name) is not None})
 
 
 def seats_of(settings: Settings) -> int | None:

@@ -13,19 +13,18 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from seamless_verl.algorithms import OF_TURNS
 from seamless_verl.config.planning import HANDOVER, choose_handover
 from seamless_verl.config.roles import has_hybrid_rollout, seamless_layout
-from seamless_verl.config.schema import OPTIONS, GatewayConfig, SeamlessConfig
+from seamless_verl.config.schema import GatewayConfig, SeamlessConfig
 from seamless_verl.config.settings import Problem, Settings, check
-from seamless_verl.config.verl_keys import ESTIMATOR, MODE_KEY, VERL_MODES
+from seamless_verl.config.verl_keys import MODE_KEY, VERL_MODES
 from seamless_verl.errors import ConfigError
 from seamless_verl.resources.tags import KEY as RESOURCES
 from seamless_verl.resources.tags import Layout
 
 IN_EVERY_MODE = (
     *("cpu.devices", "device_memory_gb", "host_memory_gb", "resources", "gateway.enabled", "view"),
-    *(f"sampler.{name}" for name in ("success", *OPTIONS)),
+    *("sampler.success", "sampler.threshold"),
 )
 """What verl's own modes read; what they refuse; and what check_sampler warns of. Our trainer alone reads the others."""
 OF_THE_GATEWAY = (
@@ -117,9 +116,6 @@ def check_unused(settings: Settings) -> list[Problem]:
     if given.resources is None:
         reason, way_out = f"is not read without {RESOURCES}", f"Describe the machines by {RESOURCES}, or leave it out"
         found += _changed(given, ("wait_for_machines_s",), reason, way_out)
-    if (estimator := settings.get(ESTIMATOR)) not in OF_TURNS:
-        way_out = f"Set {ESTIMATOR}={' or '.join(OF_TURNS)}, or leave it out"
-        found += _changed(given, ("turns.depth",), f"is not read by {ESTIMATOR}={estimator}", way_out)
     return [*found, *_of_other_layouts(settings)]
 
 

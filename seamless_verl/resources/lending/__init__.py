@@ -24,6 +24,7 @@ from seamless_verl.resources.lending.policy import (
     StepBoundary,
 )
 
+LARGEST = 1 << 24  # bytes
 POLICIES: dict[str, type[BasePolicy]] = {"marginal": Marginal, "never": Never, "step_boundary": StepBoundary}
 
 
@@ -38,18 +39,21 @@ class RecordedPolicy:
     """A policy whose views and decisions are appended to a file, a line of JSON each, by every start of a run.
 
     What a start appends begins with the policy's name and state. So the simulator makes the same decisions again:
-    tools/simulator/calibration.py reads the file back.
+    tools/simulator/calibration.py reads the file back. A file of LARGEST bytes has all that a calibration needs, and
+    gets no more.
     """
 
     def __init__(self, policy: LendingPolicy, name: str, file: Path) -> None:
         self.policy, self.name, self.file = policy, name, file
-        self._began = False
+        self._began = self._full = False
 
     def decide(self, view: LendingView) -> Decision:
         if not self._began:  # its state was loaded by now
             self._began = True
             self._write({"policy": self.name, "state": self.policy.state_dict()})
         decision = self.policy.decide(view)
+        if self._full:
+            return decision
         self._write({"view": asdict(view), "decision": {name: asdict(one) for name, one in decision.items()}})
         return decision
 
@@ -65,4 +69,5 @@ class RecordedPolicy:
     def _write(self, row: dict[str, Any]) -> None:
         self.file.parent.mkdir(parents=True, exist_ok=True)
         with self.file.open("a", encoding="utf-8") as file:
+            self._full = file.tell() > LARGEST
             file.write(json.dumps(row, default=sorted) + "\n")

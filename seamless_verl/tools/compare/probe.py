@@ -110,10 +110,8 @@ def probe_arms(
 
 
 def probe_arm(job: Job, arm: ComparedArm, facts: JobFacts, options: Options, folder: Path) -> ProbedArm:
-    # Ours writes down its samples' lengths; of verl's modes nobody outside knows what they drew and did not train.
-    recording = ["++seamless.record=true"] if arm.is_ours else []
     try:
-        overrides = [*recording, *arm_overrides(arm, facts)]
+        overrides = arm_overrides(arm, facts)
     except ConfigError as error:
         return ProbedArm(arm, (), None, str(error))
     try:

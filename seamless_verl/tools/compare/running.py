@@ -147,5 +147,14 @@ def run_logged(
     return found
 
 
+def one_a_step(logged: Sequence[Step]) -> list[Step]:
+    """What a run logged with one entry for each step: the last but one may also log a validation that ended later."""
+    found = dict[int, Step]()
+    for step in logged:
+        earlier = found.get(step["step"], {**step, "data": {}})
+        found[step["step"]] = {**earlier, "data": {**earlier["data"], **step["data"]}}
+    return list(found.values())
+
+
 def log_end(folder: Path) -> str:
     return (folder / LOG_FILE).read_text(errors="replace")[-LOG_END:]

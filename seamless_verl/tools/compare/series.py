@@ -46,7 +46,7 @@ from seamless_verl.tools.compare.machine import (
 )
 from seamless_verl.tools.compare.probe import ProbedArm
 from seamless_verl.tools.compare.report import run_line, terminal_table
-from seamless_verl.tools.compare.running import LOG_FILE, METRICS_FILE, RunFailedError, Step, run_logged
+from seamless_verl.tools.compare.running import LOG_FILE, METRICS_FILE, RunFailedError, Step, one_a_step, run_logged
 from seamless_verl.tools.compare.store import DONE, StoredRun, fingerprint, read_run, write_report, write_run
 from seamless_verl.tools.compare.workloads import SAMPLES_FILE
 
@@ -167,7 +167,7 @@ class RunSeries:
             self.surroundings.append(surroundings(begun))
             return Run(*planned.key, RunState.FAILED, reason=str(error), log=log)
         self.surroundings.append(made.surroundings)
-        self.raw[planned.key] = made.steps
+        self.raw[planned.key] = one_a_step(made.steps)
         size, skip = self.sizes[planned.arm.name], self.options.skip
         steps = step_figures(made.steps, size, lambda began, ended: idle_between(made.use, began, ended))
         measured_from = next(step.at_s for step in steps if step.step == skip)

@@ -22,7 +22,6 @@ TAGGED: dict[str, Any] = {
     "actor_rollout_ref__rollout__checkpoint_engine__backend": "gloo",
     "actor_rollout_ref__actor__ppo_mini_batch_size": 4,
     "trainer__v1__seamless__parameter_sync_step": 2,
-    "seamless__record": True,
     "seamless__max_staleness": 2,
 }
 

@@ -19,7 +19,6 @@ from seamless_verl.trajectory.account import DropReason
 pytestmark = [pytest.mark.integration, pytest.mark.long]
 DARS: dict[str, Any] = {
     "seamless__sampler__name": "dars",
-    "seamless__sampler__most": 10,
     "algorithm__norm_adv_by_std_in_grpo": False,
     "seamless__max_staleness": 1,
     "actor_rollout_ref__rollout__agent__default_agent_loop": "uneven",

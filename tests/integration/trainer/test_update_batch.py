@@ -43,7 +43,7 @@ def test_what_a_step_left_over_has_ended_when_its_groups_are_recorded_though_not
     """As with `trainer.critic_warmup`, an actor without a critic, and the rollout's logprobs as the old ones."""
     done, recorded = list[Any](), list[Any]()
     trainer = trainer_of()
-    trainer.group_details, trainer.lengths = {}, None
+    trainer.group_details, trainer.lengths = {}, SimpleNamespace(write=lambda *_: None)
     trainer.data_plane = SimpleNamespace(record_groups=recorded.append)
     trainer.replay_buffer = SimpleNamespace(
         bound=StalenessBound(0, batch=8),

@@ -22,7 +22,7 @@ def main() -> int:
     mode = given.get("trainer.v1.trainer_mode", "seamless")
     if os.environ["MAIN"] == "seamless_verl.tools.compare.probe":
         return probe(given, mode)
-    if given.get("seamless.record") == "true":
+    if mode == "seamless":
         record_lengths(Path(given["trainer.default_local_dir"].strip("'")), int(given.get("seamless.max_staleness", 0)))
     with Path(os.environ["VERL_FILE_LOGGER_PATH"]).open("wb", buffering=0) as file:
         for step in range(1, int(given["trainer.total_training_steps"]) + 1):

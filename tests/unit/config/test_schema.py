@@ -19,7 +19,6 @@ from seamless_verl.config.schema import (
     KvOnUpdate,
     Lending,
     TokensConfig,
-    TurnsConfig,
     WatchdogConfig,
     WeightsConfig,
 )
@@ -49,7 +48,7 @@ def test_the_policies_are_those_there_are() -> None:
 def test_values_are_read() -> None:
     gateway = {"enabled": True, "port": 8000, "journal": "j.sqlite", "options": ["--tool-call-parser=hermes"]}
     gateway |= {"shards": 2, "max_failed_groups": 5, "journal_gib": 1}
-    node = {"layout": "disaggregated", "max_staleness": 0, "cpu": {"devices": 3}, "record": True}
+    node = {"layout": "disaggregated", "max_staleness": 0, "cpu": {"devices": 3}}
     kept = {"journal_gib": 1.0}
     options = ("--tool-call-parser=hermes",)
     parsed_gateway = GatewayConfig(True, 8000, "j.sqlite", options=options, shards=2, max_failed_groups=5, **kept)
@@ -61,10 +60,9 @@ def test_values_are_read() -> None:
     weights, tokens = WeightsConfig(KvOnUpdate.KEEP), TokensConfig("mask_older_than:2")
     node |= {"ahead": 0, "lending": "never", "min_sessions": 3, "restarts": 5}
     node |= {"tail_batching": 0.5}
-    node["turns"] = {"depth": 4}
     first = (Layout.DISAGGREGATED, 0, 0, 0.5, 3, "never", Handover.RESIDENT)
     named = {"weights": weights, "tokens": tokens, "correction": correction, "watchdog": watchdog}
-    named |= {"cpu": CpuConfig(3), "gateway": parsed_gateway, "record": True, "restarts": 5, "turns": TurnsConfig(4)}
+    named |= {"cpu": CpuConfig(3), "gateway": parsed_gateway, "restarts": 5}
     assert (parsed_gateway.failed_in_a_row, parsed_gateway.failed_share) == (5, None)
     shared = replace(parsed_gateway, max_failed_groups=0.4)
     assert (shared.failed_in_a_row, shared.failed_share) == (32, 0.4)
@@ -107,7 +105,6 @@ def test_all_mistakes_are_refused_at_once() -> None:
         ({"max_staleness": "???"}, "seamless.max_staleness", "Set seamless.max_staleness=0"),
         ({"cpu": {"devices": 0}}, "seamless.cpu.devices", "Set seamless.cpu.devices=1"),
         ({"cpu": 2}, "seamless.cpu", "Valid: devices"),
-        ({"record": "yes"}, "seamless.record", "Set seamless.record=true"),
         ({"handover": "residents"}, "seamless.handover", "Did you mean resident?"),
         ({"weights": {"kv": "drop"}}, "seamless.weights.kv", "Valid: recompute, keep"),
         ({"tokens": {"policy": "mask_older"}}, "seamless.tokens.policy", "mask_older_than:1"),

@@ -76,6 +76,10 @@ def test_a_validation_beside_training_is_of_the_step_whose_weights_it_had(tmp_pa
     rows = {row.step: dict(row.metrics) for row in file.rows()}
     assert rows[1] == {"x": 1, "timing_s/testing": 0.1, name: 0.5, VALIDATED: 1.0}
     assert rows[3] == {"x": 3, "timing_s/testing": 0.1}
+    (before,) = [row for row in file.rows() if row.step == 3]
+    file.add(3, {name: 0.7, VALIDATED: 2.0})  # as before the last step, whose own is logged with that
+    rows = {row.step: dict(row.metrics) for row in file.rows()}
+    assert (rows[2][name], rows[1][name]) == (0.7, 0.5) and before in file.rows(), "its step does not get longer"
     kept = StepMetrics(tmp_path / "one.jsonl")
     kept.add(3, {name: 0.5, VALIDATED: 1.0})
     assert kept.rows()[0].step == 3, "a file without that step keeps it where it is"

@@ -90,7 +90,7 @@ def test_arms_are_repeated_over_staleness_and_learning_rates(recipe: Path) -> No
     assert "The baseline is `sync lr=1e-3`, `sync lr=5e-4`, each for the arms of its learning rate." in text
     assert "seamless s=4 is fastest to the reward with learning rate" in done.stdout
     command = json.loads((out / "manifest.json").read_text())["runs"][-1]["command"]
-    assert {"++seamless.record=true", "seamless.max_staleness=4"} <= set(command)
+    assert "seamless.max_staleness=4" in command
 
 
 def test_what_is_finished_is_not_made_again_unless_it_is_another_run(recipe: Path) -> None:

@@ -399,7 +399,6 @@ def test_several_updates_a_step_must_divide_the_batch(tmp_path: Path) -> None:
         ("seamless.correction.loss=null", "seamless.correction.loss=None"),
         ("seamless.watchdog.no_progress_s=60", "seamless.watchdog.no_progress_s=60"),
         ("seamless.restarts=1", "seamless.restarts=1"),
-        ("seamless.console=verl", "seamless.console='verl'"),
     ],
 )
 def test_what_only_our_trainer_reads_brings_a_warning_in_other_modes(
@@ -411,10 +410,10 @@ def test_what_only_our_trainer_reads_brings_a_warning_in_other_modes(
 
 
 def test_a_sampler_brings_a_warning_in_other_modes_and_so_does_each_of_its_options(tmp_path: Path) -> None:
-    options = ["seamless.sampler.name=dars", "seamless.sampler.most=64", "seamless.sampler.success=0.5"]
+    options = ["seamless.sampler.name=srpo", "seamless.sampler.threshold=0.9", "seamless.sampler.success=0.5"]
     config = tiny_run(tmp_path, "trainer.v1.trainer_mode=sync", *options)
     warnings = "\n".join(preflight(config, devices=1, accelerator=False))
-    for option in ("name='dars'", "most=64", "success=0.5"):
+    for option in ("name='srpo'", "threshold=0.9", "success=0.5"):
         assert f"seamless.sampler.{option}: is not read by trainer.v1.trainer_mode=sync" in warnings
 
 

@@ -39,8 +39,8 @@ def test_without_one_nothing_is_refused(tmp_path: Path) -> None:
     [
         ((f"{NAME}=dars", f"{BY_STD}=True"), BY_STD, f"Set {BY_STD}=False"),
         ((f"{NAME}=gdro", f"{SESSIONS}=1"), SESSIONS, f"Set {SESSIONS}=2 or more"),
-        ((f"{NAME}=gdro", "seamless.sampler.most=7"), "seamless.sampler.most", "Set seamless.sampler.most=9 or more"),
-        ((f"{NAME}=dars", "seamless.sampler.most=8"), "seamless.sampler.most", "Set seamless.sampler.most=9 or more"),
+        ((f"{NAME}=gdro", f"{SESSIONS}=129"), SESSIONS, f"Set {SESSIONS}=127 or less, or another sampler"),
+        ((f"{NAME}=dars", f"{SESSIONS}=32"), SESSIONS, f"Set {SESSIONS}=31 or less, or another sampler"),
         (
             (f"{NAME}=dars", "seamless.tokens.weigh=sequence"),
             "seamless.tokens.weigh",
@@ -61,9 +61,9 @@ def test_what_contradicts_is_refused(tmp_path: Path, overrides: tuple[str, ...],
 def test_more_samples_than_the_engines_run_at_once_are_refused(tmp_path: Path) -> None:
     seats = "actor_rollout_ref.rollout.max_num_seqs"
     (problem,) = found(tmp_path, f"{NAME}=dars_hardness", f"{seats}=48")
-    assert problem.key == "seamless.sampler.most" and problem.value == 64 and "48 calls" in problem.reason
-    assert problem.way_out == f"Set seamless.sampler.most=48 or less, or raise {seats}"
-    assert found(tmp_path, f"{NAME}=dars", f"{seats}=48", "seamless.sampler.most=48") == []
+    assert (problem.key, problem.value) == (seats, 48) and "48 calls" in problem.reason and "up to 64" in problem.reason
+    assert problem.way_out == f"Set {seats}=64 or more, or another sampler"
+    assert found(tmp_path, f"{NAME}=dars", f"{seats}=48") == []
     two = settings_of(tmp_path, f"{seats}=48", "actor_rollout_ref.rollout.nnodes=1", "seamless.layout=multiplexed")
     assert seats_of(two) == 48 + 48 * two.integer("actor_rollout_ref.rollout.n_gpus_per_node", 0, least=0)
 
@@ -87,7 +87,7 @@ def test_srpo_keeps_the_size_of_groups(tmp_path: Path) -> None:
 
 
 def test_an_option_that_is_not_read_brings_a_warning(tmp_path: Path) -> None:
-    (problem,) = found(tmp_path, f"{NAME}=srpo", "seamless.sampler.most=20", "seamless.sampler.threshold=0.9")
-    assert problem.warning and problem.key == "seamless.sampler.most" and problem.reason == "is not read by srpo"
+    (problem,) = found(tmp_path, f"{NAME}=dars", "seamless.sampler.threshold=0.9")
+    assert problem.warning and problem.key == "seamless.sampler.threshold" and problem.reason == "is not read by dars"
     (alone,) = found(tmp_path, "seamless.sampler.success=0.5")
     assert alone.warning and alone.reason == "is not read without a sampler"

@@ -5,35 +5,23 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from support.config import assert_refused, refused, tiny_run
+from support.config import refused, tiny_run
 
-from seamless_verl.config import preflight
 from seamless_verl.config.checks import Settings
-from seamless_verl.config.checks.batches import check_max_sequence
+from seamless_verl.config.checks.batches import check_training_sequence
 from seamless_verl.config.checks.modes import check_seamless
 from seamless_verl.config.schema import SeamlessConfig
 
 GATEWAY = "seamless.gateway.enabled=true"
-MAX_SEQUENCE = "seamless.tokens.max_sequence"
 
 
-def test_a_training_sequence_fits_a_micro_batch(tmp_path: Path) -> None:
-    key = "actor_rollout_ref.actor.ppo_max_token_len_per_gpu"
-    config = tiny_run(tmp_path, GATEWAY, f"{key}=4000", f"{MAX_SEQUENCE}=4001")
-    assert_refused(config, MAX_SEQUENCE, 4001, f"Set {key}=4001, or {MAX_SEQUENCE}=4000 or less")
-    assert (
-        preflight(tiny_run(tmp_path, GATEWAY, f"{key}=4001", f"{MAX_SEQUENCE}=4001"), devices=1, accelerator=False)
-        == []
-    )
-
-
-def test_sessions_fit_a_micro_batch_by_their_lengths_too(tmp_path: Path) -> None:
+def test_sessions_fit_a_micro_batch_by_their_lengths(tmp_path: Path) -> None:
     """verl ends the run at the first sequence that does not; which may be a later step's."""
     key, lengths = "actor_rollout_ref.actor.ppo_max_token_len_per_gpu", ("prompt=2048", "response=8192")
     given = tuple(f"data.max_{what.replace('=', '_length=')}" for what in lengths)
     problems = refused(tiny_run(tmp_path, GATEWAY, *given, f"{key}=8192"))
     (problem,) = (one for one in problems if one.key == key)
-    assert problem.value == 8192 and problem.way_out == f"Set {key}=10240, or {MAX_SEQUENCE}=8192 or less"
+    assert problem.value == 8192 and problem.way_out == f"Set {key}=10240, or lower data.max_response_length"
     assert problem.reason == (
         "is a micro-batch of 8192 tokens, and sessions are trained up to data.max_prompt_length=2048 + "
         "data.max_response_length=8192"
@@ -41,24 +29,21 @@ def test_sessions_fit_a_micro_batch_by_their_lengths_too(tmp_path: Path) -> None
     parallel = "actor_rollout_ref.actor.megatron.context_parallel_size=2"
     for enough in (
         (GATEWAY, f"{key}=10240"),
-        (GATEWAY, f"{key}=8192", f"{MAX_SEQUENCE}=8192"),
         (GATEWAY, f"{key}=5120", parallel),
         (GATEWAY, f"{key}=8192", "actor_rollout_ref.actor.use_dynamic_bsz=false"),
         (f"{key}=8192",),  # verl's own agent loops
     ):
-        assert check_max_sequence(Settings.of(tiny_run(tmp_path, *given, *enough), devices=2, accelerator=False)) == []
-    (two,) = check_max_sequence(
+        assert (
+            check_training_sequence(Settings.of(tiny_run(tmp_path, *given, *enough), devices=2, accelerator=False))
+            == []
+        )
+    (two,) = check_training_sequence(
         Settings.of(tiny_run(tmp_path, GATEWAY, *given, f"{key}=5119", parallel), devices=2, accelerator=False)
     )
-    assert two.way_out.startswith(f"Set {key}=5120, or {MAX_SEQUENCE}=10238") and "on 2 ranks" in two.reason
+    assert two.way_out.startswith(f"Set {key}=5120, or lower") and "on 2 ranks" in two.reason
     split = "actor_rollout_ref.actor.ulysses_sequence_parallel_size=2"
     fsdp = tiny_run(tmp_path, GATEWAY, *given, f"{key}=5120", "actor_rollout_ref.actor.strategy=fsdp", split)
-    assert check_max_sequence(Settings.of(fsdp, devices=2, accelerator=True)) == []
-
-
-def test_a_limit_that_nothing_reads_is_a_warning(tmp_path: Path) -> None:
-    (warning,) = preflight(tiny_run(tmp_path, f"{MAX_SEQUENCE}=4000"), devices=1, accelerator=False)
-    assert warning.startswith(f"{MAX_SEQUENCE}=4000: cuts the sessions of the gateway, which is off")
+    assert check_training_sequence(Settings.of(fsdp, devices=2, accelerator=True)) == []
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ def warnings(folder: Path, *overrides: str, accelerator: bool = False) -> list[s
     "setting",
     [
         *("gateway.port=8000", "gateway.strict=True", "gateway.shards=2", "gateway.max_failed_groups=0.5"),
-        *("record=True", "turns.depth=1", "wait_for_machines_s=5"),
+        *("restarts=1", "wait_for_machines_s=5"),
     ],
 )
 def test_verls_own_modes_read_no_setting_of_our_trainers(tmp_path: Path, setting: str) -> None:
@@ -91,7 +91,6 @@ def test_a_hand_over_that_the_memory_chose_counts_as_one_that_was_set(tmp_path: 
 @pytest.mark.parametrize(
     ("setting", "reader"),
     [
-        ("turns.depth=1", "algorithm.adv_estimator=hgpo"),
         ("tokens.grammar='train_all'", "seamless.gateway.enabled=true"),
         ("wait_for_machines_s=5", BOTH),
     ],

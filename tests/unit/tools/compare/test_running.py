@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from seamless_verl.tools.compare.running import Tail, handled
+from seamless_verl.tools.compare.running import Tail, handled, one_a_step
 
 
 @pytest.mark.parametrize("ignored", [False, True])
@@ -29,3 +29,12 @@ def test_a_tail_gives_each_whole_line_once(tmp_path: Path) -> None:
         file.write(b"o\nthree\n")
         assert [line for _, line in tail.read()] == [b"two", b"three"]
         assert tail.read() == []
+
+
+def test_a_validation_that_is_logged_after_its_step_is_no_step_of_its_own() -> None:
+    logged = [
+        {"step": 1, "at": 1.0, "data": {"a": 1}},
+        {"step": 2, "at": 2.0, "data": {"a": 2}},
+        {"step": 2, "at": 2.5, "data": {"validation": 0.5}},
+    ]
+    assert one_a_step(logged) == [logged[0], {"step": 2, "at": 2.0, "data": {"validation": 0.5, "a": 2}}]
