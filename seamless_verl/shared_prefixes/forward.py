@@ -10,8 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
+import numpy as np
 import torch
 from megatron.core.packed_seq_params import PackedSeqParams
 from megatron.core.parallel_state import get_tensor_model_parallel_rank, get_tensor_model_parallel_world_size
@@ -27,6 +29,16 @@ class ForestParams(PackedSeqParams):
 
     forest: Forest | None = None
 
+    @cached_property
+    def seen(self) -> tuple[Tensor, Tensor, Tensor]:
+        """For one kernel over all segments: the rows whose keys each sees, one segment's behind another's, int64; and
+        where the queries and the keys of each begin, [segments + 1], int32."""
+        assert self.forest is not None
+        device = self.cu_seqlens_q.device
+        bounds = (np.cumsum([0, *lengths]) for lengths in (self.forest.lengths, self.forest.seen_lengths))
+        queries, keys = (on_device(one, device).int() for one in bounds)
+        return on_device(self.forest.seen, device), queries, keys
+
     @classmethod
     def of(cls, forest: Forest, device: torch.device) -> ForestParams:
         """Rotary embeddings are computed for as many positions as the longest sequence has."""
@@ -37,15 +49,15 @@ class ForestParams(PackedSeqParams):
         )  # fmt: skip
 
 
-def edge_logits(model: Any, gpt: Any, forest: Forest, device: torch.device) -> Tensor:
-    """The logits that predict the token of each edge, [1, edges, vocabulary / tp].
+def edge_logits(model: Any, gpt: Any, forest: Forest, edges: Ints, device: torch.device) -> Tensor:
+    """The logits that predict the tokens of these edges, [1, edges, vocabulary / tp].
 
     `model` is called; `gpt` is the GPTModel in it, whose rotary embeddings and output layer learn of the forest. A
     stage of a pipeline that is not the last returns what the next one takes.
     """
-    with projecting(gpt, on_device(forest.sources, device)):
+    with projecting(gpt, on_device(forest.sources[edges], device)):
         output = passed(model, gpt, forest, device)
-    return output[:, : len(forest.edges)] if gpt.post_process else output
+    return output[:, : len(edges)] if gpt.post_process else output
 
 
 def row_values(model: Any, gpt: Any, forest: Forest, device: torch.device) -> Tensor:
@@ -113,17 +125,18 @@ def projecting(gpt: Any, rows: Tensor) -> Iterator[None]:
         hook.remove()
 
 
-def unpack_edges(values: Tensor, forest: Forest) -> Tensor:
-    """What was computed on edges, [1, edges], for each sequence: nested [sequences, its tokens].
+def unpack_edges(values: Tensor, forest: Forest, edges: Ints) -> Tensor:
+    """What was computed on these edges, [1, edges], for each sequence: nested [sequences, its tokens].
 
-    A token has the value of the edge that it leaves by. The last one leaves by none and has 0. verl has the value there
-    for the next sequence's first token, which no loss reads: it is behind the last response token.
+    A token has the value of the edge that it leaves by, 0 if that is none of these. The last one leaves by none. verl
+    has the value there for the next sequence's first token, which no loss reads: it is behind the last response token.
     """
     known = torch.cat([values[0], values.new_zeros(1)])  # behind all edges is the one of none
-    none = len(forest.edges)
+    places = np.full(len(forest.edges), len(edges))
+    places[edges] = np.arange(len(edges))
     rows = [
-        known.index_select(0, on_device(edges, values.device, *([none] if len(path) else [])))
-        for path, edges in zip(forest.paths, forest.edge_paths, strict=True)
+        known.index_select(0, on_device(places[own], values.device, *([len(edges)] if len(path) else [])))
+        for path, own in zip(forest.paths, forest.edge_paths, strict=True)
     ]
     return torch.nested.as_nested_tensor(rows, layout=torch.jagged)
 

@@ -71,6 +71,17 @@ class Forest:
         return chains
 
     @cached_property
+    def seen(self) -> Ints:
+        """The rows that each segment's last row sees, one segment's behind another's: its ancestors', then its own."""
+        own = [np.arange(start, start + length) for start, length in zip(self.starts, self.lengths, strict=True)]
+        return join([own[i] for segment, above in enumerate(self.ancestors) for i in (*above, segment)])
+
+    @cached_property
+    def seen_lengths(self) -> list[int]:
+        """How many of these are each segment's."""
+        return [sum(self.lengths[i] for i in (*above, own)) for own, above in enumerate(self.ancestors)]
+
+    @cached_property
     def edges(self) -> Ints:
         """The rows into which an edge leads, ascending: all but the first of each path, [edges]."""
         return np.flatnonzero(self.before != ROOT)
@@ -90,6 +101,13 @@ class Forest:
         """For each sequence, which edge each of its tokens but the last leads to, [its length - 1]."""
         numbers = np.cumsum(self.before != ROOT) - 1
         return [numbers[path[1:]] for path in self.paths]
+
+    def edges_into(self, last: Iterable[int]) -> Ints:
+        """The edges that lead to the last so many tokens of each sequence, ascending; `last` is [sequences]."""
+        found = np.zeros(len(self.edges), bool)
+        for edges, count in zip(self.edge_paths, last, strict=True):
+            found[edges[max(0, len(edges) - count) :]] = True
+        return np.flatnonzero(found)
 
     @property
     def longest(self) -> int:

@@ -50,13 +50,17 @@ class SortedSequences:
 
     def pieces(self, start: int, end: int, limit: int) -> list[tuple[int, int]]:
         """The run as families that fit, the costliest first, each cut of which is where the least is shared."""
-        fits = self.cost(start, end) <= limit and self.whole(start, end) <= WHOLE * limit
-        if fits or end - start == 1:
-            return [(start, end)]
-        inner = self.shared[start + 1 : end]
-        cuts = [start, *(np.flatnonzero(inner == inner.min()) + start + 1).tolist(), end]
-        families = sorted(pairwise(cuts), key=lambda run: -self.cost(*run))
-        return [piece for family in families for piece in self.pieces(*family, limit)]
+        found, left = list[tuple[int, int]](), [(start, end)]
+        while left:
+            start, end = left.pop()
+            fits = self.cost(start, end) <= limit and self.whole(start, end) <= WHOLE * limit
+            if fits or end - start == 1:
+                found.append((start, end))
+                continue
+            inner = self.shared[start + 1 : end]
+            cuts = [start, *(np.flatnonzero(inner == inner.min()) + start + 1).tolist(), end]
+            left += sorted(pairwise(cuts), key=lambda run: self.cost(*run))
+        return found
 
 
 @dataclass

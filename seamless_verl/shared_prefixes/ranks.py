@@ -26,11 +26,14 @@ class RowLengths:
 
 
 def computed_tokens(rows: Sequence[RowLengths]) -> int:
-    """The tokens that are computed for these sequences, with each prompt computed once."""
+    """The tokens that are computed for these sequences, with the prompt of each group computed once.
+
+    A session's later sequence has what came before as its prompt, of which only the group's is known to be shared.
+    """
     prompts: dict[str, int] = {}
     for row in rows:
-        prompts[row.prompt] = max(row.prompt_tokens, prompts.get(row.prompt, 0))
-    return sum(prompts.values()) + sum(row.tokens - row.prompt_tokens for row in rows)
+        prompts[row.prompt] = min(row.prompt_tokens, prompts.get(row.prompt, row.prompt_tokens))
+    return sum(prompts.values()) + sum(row.tokens - prompts[row.prompt] for row in rows)
 
 
 def keep_together(rows: Sequence[RowLengths], order: Sequence[int], ranks: int, steps: int) -> list[int]:

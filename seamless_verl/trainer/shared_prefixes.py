@@ -31,13 +31,18 @@ class SharedPrefixes:
                 self.active = against[ACTOR] is None
 
     def arrange(self, batch: Any, ranks: int, steps: int) -> None:
-        """Reorders a batch that verl has balanced: the samples of a prompt go to one rank where that is less work."""
+        """Reorders a batch that verl has balanced: the samples of a prompt go to one rank where that is less work.
+
+        Each of the `steps` consecutive parts of a rank's rows keeps its rows, among all ranks.
+        """
         if self.active and self.batches == 1:  # the workers have compared a first pass both ways
             self.active = all(self.actor.shares_prefixes())
         self.batches += 1
         if not self.active:
             return
         rows = [row_lengths(key, tag) for key, tag in zip(batch.keys, batch.tags, strict=True)]
+        if len(rows) % (ranks * steps):
+            return  # of the finest mini-batches some have other sizes: verl's order stays
         order = keep_together(rows, range(len(rows)), ranks, steps)
         batch.reorder(order)
         if self.batches == 1:

@@ -7,6 +7,7 @@ calls the hooks; what they do is done by parts with one job each, which the trai
 from __future__ import annotations
 
 import logging
+import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -389,11 +390,17 @@ class SeamlessTrainer(PPOTrainer):  # type: ignore[misc]
         return batch
 
     def _mini_batches(self, rows: int) -> int:
-        """The actor's consecutive mini-batches of so many rows; 1 where an update draws them, or none is due."""
-        actor = self.config.actor_rollout_ref.actor
-        of_rows = rows // (int(actor.ppo_mini_batch_size) * int(self.config.actor_rollout_ref.rollout.n))
-        steps = optimizer_steps(actor, self.feed.bound.batch) if self.weighs_sessions else of_rows
-        return 1 if actor.shuffle or self.global_steps < self.config.trainer.critic_warmup else max(1, steps)
+        """Parts of so many rows of which each consecutive mini-batch, the actor's or the critic's, has whole ones."""
+        of_actor = self.config.actor_rollout_ref.actor
+        trained = [] if self.global_steps < self.config.trainer.critic_warmup else [of_actor]
+        trained += [self.config.critic] if self.use_critic else []
+        return math.lcm(*(self._steps_of(one, rows) for one in trained if not one.shuffle))
+
+    def _steps_of(self, trained: Any, rows: int) -> int:
+        """An update's optimizer steps."""
+        if self.weighs_sessions:
+            return optimizer_steps(trained, self.feed.bound.batch)
+        return max(1, rows // (int(trained.ppo_mini_batch_size) * int(self.config.actor_rollout_ref.rollout.n)))
 
     def _get_required_batch_multiple(self, dp_size: int) -> int:
         if not self.weighs_sessions:

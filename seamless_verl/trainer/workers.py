@@ -227,7 +227,7 @@ class SeamlessCriticWorker(RotatesCheckpoints, TrainingWorker):
 def share_from_now_on(engine: Any) -> str | None:
     """Has an engine compute what sequences share once, or returns what it has against it."""
     share = getattr(engine, "share_prefixes", None)
-    return "Transformer Engine's layers" if share is None else share()
+    return "an engine other than Megatron's, or Transformer Engine's layers" if share is None else share()
 
 
 class SeamlessWorkerGroup(TagWorkers, RayWorkerGroup):

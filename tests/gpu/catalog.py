@@ -24,7 +24,9 @@ CHECKS = (
     Check("engine", "gpu.engine:check_requests", 150, 8, "generate with CUDA graphs, keep-pause, abort and continue"),
     Check("engine-sleep", "gpu.engine:check_sleep", 150, 8, "sleep levels 1 and 2: memory freed, taken back, times"),
     Check("engine-load", "gpu.engine:check_load", 150, 8, "staged weights loaded in place, logprobs before and after"),
-    Check("attention", "gpu.megatron:check_attention", 60, 8, "packed sequences in one kernel, and one by one"),
+    Check(
+        "attention", "gpu.megatron:check_attention", 60, 8, "packed sequences and forests in one kernel, and one by one"
+    ),
     Check("megatron", "gpu.megatron:check_training", 240, 12, "log-probabilities, four updates, export, resume"),
     Check("logprobs", "gpu.megatron:check_agreement", 180, 12, "vLLM's and Megatron's logprobs in bf16"),
     Check("run-resident", "gpu.runs:check_resident", 300, 20, "five steps, handover=resident: times, peaks, NVML"),

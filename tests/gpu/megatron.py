@@ -102,38 +102,48 @@ def reference(place: Place, rows: list[list[int]]) -> list[Any]:
 
 
 def check_attention(place: Place) -> None:
-    """The kernel for packed sequences against a call for each of them: output, gradients, and milliseconds of both."""
+    """The kernel for packed sequences against a call for each of them, and for a forest's segments: output, gradients,
+    and milliseconds of all."""
     import torch
 
     from seamless_verl.platform.megatron.layers import SDPAttention
+    from seamless_verl.shared_prefixes.forward import ForestParams
+    from seamless_verl.shared_prefixes.layout import build_forest
 
     if not place.cuda:
         raise SkippedError("torch has this kernel for cards alone")
     torch.backends.cuda.enable_cudnn_sdp(False)  # as these layers have it
     config = SimpleNamespace(kv_channels=128, attention_dropout=0.0)
-    attention, lengths = SDPAttention(config, 1), [len(row) for row in sequences() * 4]
+    attention, rows = SDPAttention(config, 1), sequences() * 4
+    lengths = [len(row) for row in rows]
     bounds = torch.tensor([0, *accumulate(lengths)], dtype=torch.int32, device="cuda")
-    shapes = [(sum(lengths), heads, 128) for heads in (16, 8, 8)]
-    inputs = [torch.randn(shape, device="cuda", dtype=torch.bfloat16, requires_grad=True) for shape in shapes]
     packed = SimpleNamespace(cu_seqlens_q=bounds, cu_seqlens_q_padded=None)
-    assert attention.has_kernel_for_packs(inputs[0], inputs[2])
+    forest = build_forest([[*row, number] for number, row in enumerate(rows)])  # each row four times, with other ends
+    params = ForestParams.of(forest, torch.device("cuda"))
     ways = {
-        "pack": lambda: attention(*inputs, None, packed_seq_params=packed),
-        "each": lambda: attention.attend_packed(*inputs, lengths),
+        "pack": (sum(lengths), lambda *given: attention(*given, None, packed_seq_params=packed)),
+        "each": (sum(lengths), lambda *given: attention.attend_packed(*given, lengths)),
+        "forest": (len(forest.tokens), lambda *given: attention(*given, None, packed_seq_params=params)),
+        "segments": (len(forest.tokens), lambda *given: attention.attend_forest(*given, forest)),
     }
     outputs, figures = {}, {}
-    for name, way in ways.items():
+    for name, (tokens, way) in ways.items():
+        draw = torch.Generator("cuda").manual_seed(tokens)
+        made = (torch.randn((tokens, n, 128), device="cuda", dtype=torch.bfloat16, generator=draw) for n in (16, 8, 8))
+        inputs = [one.requires_grad_() for one in made]
+        assert attention.has_kernel_for_packs(inputs[0], inputs[2])
         for timed in (False, True):
             torch.cuda.synchronize()
             began = time.perf_counter()
-            out = way()
+            out = way(*inputs)
             outputs[name] = [out, *torch.autograd.grad(out, inputs, torch.ones_like(out))]
             torch.cuda.synchronize()
             if timed:
                 figures[f"{name}_ms"] = 1e3 * (time.perf_counter() - began)
-    pairs = zip(outputs["pack"], outputs["each"], strict=True)
+    pairs = [*zip(outputs["pack"], outputs["each"], strict=True)]
+    pairs += zip(outputs["forest"], outputs["segments"], strict=True)
     apart = [((a - b).float().norm() / b.float().norm()).item() for a, b in pairs]
-    place.report("attention", tokens=sum(lengths), apart=apart, **figures)
+    place.report("attention", tokens=sum(lengths), rows=len(forest.tokens), apart=apart, **figures)
     assert max(apart) < 0.02, apart
 
 

@@ -12,6 +12,7 @@ import random
 import sys
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -62,9 +63,10 @@ def alone(model: torch.nn.Module, sequences: list[list[int]]) -> Tensor:
 def shared(model: torch.nn.Module, sequences: list[list[int]]) -> Tensor:
     forest = build_forest(sequences)
     assert forest.saved > 0
-    logits = edge_logits(model, model, forest, HOST)
+    edges = np.arange(len(forest.edges))
+    logits = edge_logits(model, model, forest, edges, HOST)
     assert logits.shape[:2] == (1, len(forest.edges))
-    logprobs, entropies = (unpack_edges(x, forest) for x in terms(logits, torch.tensor(forest.labels)[None]))
+    logprobs, entropies = (unpack_edges(x, forest, edges) for x in terms(logits, torch.tensor(forest.labels)[None]))
     return weighed(list(logprobs.unbind()), list(entropies.unbind()), sequences)
 
 

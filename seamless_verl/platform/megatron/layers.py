@@ -51,6 +51,8 @@ class SDPAttention(nn.Module):
         packed_seq_params: Any = None, **__: Any,
     ) -> Tensor:  # fmt: skip
         if isinstance(packed_seq_params, ForestParams) and packed_seq_params.forest is not None:
+            if self.has_kernel_for_packs(query, value):
+                return self.attend_paths(query, key, value, packed_seq_params)
             return self.attend_forest(query, key, value, packed_seq_params.forest)
         if packed_seq_params is not None:
             lengths = sequence_lengths(packed_seq_params)
@@ -60,7 +62,8 @@ class SDPAttention(nn.Module):
                     "context parallelism. Set actor_rollout_ref.actor.megatron.context_parallel_size=1"
                 )
             if self.has_kernel_for_packs(query, value):
-                return self.attend_pack(query, key, value, sequence_bounds(packed_seq_params), max(lengths))
+                bounds, longest = sequence_bounds(packed_seq_params), max(lengths)
+                return self.attend_pack(query, key, value, (bounds, bounds), (longest, longest))
             return self.attend_packed(query, key, value, lengths)
         q, k, v = (x.permute(1, 2, 0, 3) for x in (query, key, value))
         out = self.attend(q, k, v, None if attention_mask is None else ~attention_mask)
@@ -72,17 +75,18 @@ class SDPAttention(nn.Module):
         fits = size == value.shape[-1] and size <= 256 and size % 8 == 0 and query.dtype in HALVES
         return fits and not (self.training and self.dropout) and has_flash_attention(query.device)
 
-    def attend_pack(self, query: Tensor, key: Tensor, value: Tensor, bounds: Tensor, longest: int) -> Tensor:
-        """One kernel for all sequences of a pack, which begin at `bounds` [sequences + 1], int32.
+    def attend_pack(
+        self, query: Tensor, key: Tensor, value: Tensor, bounds: tuple[Tensor, Tensor], longest: tuple[int, int]
+    ) -> Tensor:
+        """One kernel for all sequences of a pack, whose queries and keys begin at `bounds` [sequences + 1], int32.
 
-        Heads that share a key and a value have copies of them. The kernel's source takes groups of heads too, but only
-        this was seen on a card.
+        Where a sequence has more keys than queries, the last ones align. Heads that share a key and a value have copies
+        of them. The kernel's source takes groups of heads too, but only this was seen on a card.
         """
         from torch.nn.attention.varlen import varlen_attn  # imports what only a card needs
 
-        group = query.shape[1] // key.shape[1]
-        k, v = (x.repeat_interleave(group, dim=1) if group > 1 else x for x in (key, value))
-        out = varlen_attn(query, k, v, bounds, bounds, longest, longest, scale=self.scale, window_size=(-1, 0))
+        k, v = (of_each_head(x, query.shape[1], dim=1) for x in (key, value))
+        out = varlen_attn(query, k, v, *bounds, *longest, scale=self.scale, window_size=(-1, 0))
         return out.flatten(1)  # type: ignore[union-attr]
 
     def attend_packed(self, query: Tensor, key: Tensor, value: Tensor, lengths: list[int]) -> Tensor:
@@ -95,6 +99,14 @@ class SDPAttention(nn.Module):
             for i, row in zip(members, rows, strict=True):
                 out[i] = row[: lengths[i]]
         return torch.cat([part for part in out if part is not None]).flatten(1)
+
+    def attend_paths(self, query: Tensor, key: Tensor, value: Tensor, packed: ForestParams) -> Tensor:
+        """As `attend_forest`, in one kernel, with a copy of the keys that each segment sees."""
+        assert packed.forest is not None
+        rows, *bounds = packed.seen
+        seen = (x.index_select(0, rows) for x in (key, value))
+        longest = max(packed.forest.lengths), max(packed.forest.seen_lengths)
+        return self.attend_pack(query, *seen, (bounds[0], bounds[1]), longest)
 
     def attend_forest(self, query: Tensor, key: Tensor, value: Tensor, forest: Forest) -> Tensor:
         """Each segment attends to those that it continues, and to itself causally: a call for each, no mask over all.
@@ -115,6 +127,8 @@ class SDPAttention(nn.Module):
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         """[b, heads, s, d] attention in which a group of heads shares each key and value head."""
+        if mask is not None and q.device.type != "cpu":  # a card's kernels for masks take no groups of heads
+            k, v = (of_each_head(x, q.shape[1], dim=1) for x in (k, v))
         as_fp32 = q.device.type == "cpu" and q.itemsize < 4
         out = F.scaled_dot_product_attention(
             *((x.float() for x in (q, k, v)) if as_fp32 else (q, k, v)),
@@ -125,6 +139,11 @@ class SDPAttention(nn.Module):
             enable_gqa=q.shape[1] != k.shape[1],
         )
         return out.to(q.dtype)
+
+
+def of_each_head(x: Tensor, heads: int, dim: int) -> Tensor:
+    """Keys or values of groups of heads, once for each head."""
+    return x.repeat_interleave(heads // x.shape[dim], dim=dim) if heads != x.shape[dim] else x
 
 
 @cache

@@ -13,7 +13,10 @@ from verl.workers.engine.utils import prepare_micro_batches
 from seamless_verl.errors import ConfigError
 from seamless_verl.shared_prefixes.packing import pack
 
-LIMITS = "ppo_max_token_len_per_gpu, or log_prob_max_token_len_per_gpu, of actor, rollout, ref or critic"
+LIMITS = (
+    "ppo_max_token_len_per_gpu of actor, log_prob_max_token_len_per_gpu of rollout or ref, or"
+    " ppo_infer_max_token_len_per_gpu of critic"
+)
 
 
 def packed_micro_batches(

@@ -1,7 +1,8 @@
 """verl's Megatron engine computes what sequences of a micro-batch share once, where that is proven to be exact.
 
 Only the pass through the model is ours. verl's engine computes log-probabilities, entropies and sums of squares of the
-logits, here on edges, and they are given back in its own nested shape. So all losses stay the same functions of them.
+logits, here on the edges into responses, and they are given back in its own nested shape. So all losses stay the same
+functions of them, and no logits are made of prompts.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from megatron.core.models.gpt.gpt_model import GPTModel
 from torch import Tensor
@@ -25,7 +27,7 @@ from seamless_verl.platform.megatron.both_ways import agrees, few_sequences, lar
 from seamless_verl.platform.megatron.layers import SDPAttention
 from seamless_verl.platform.megatron.micro_batches import packed_micro_batches
 from seamless_verl.shared_prefixes.forward import edge_logits, on_device, row_values, unpack_edges, unpack_rows
-from seamless_verl.shared_prefixes.layout import Forest, build_forest
+from seamless_verl.shared_prefixes.layout import Forest, Ints, build_forest
 from seamless_verl.shared_prefixes.ranks import SAVED, TOKENS
 
 LEAST_SAVED = 0.05
@@ -87,14 +89,15 @@ class SharesPrefixes:
     def of_forest(self, forest: Forest, batch: Any, model: Any, loss: Callable[..., Any] | None) -> Any:
         """What verl's engine computes of logits, nested [sequences, tokens]; of a stage before the last its output."""
         device, gpt = batch["input_ids"].device, unwrap_model(model)
-        logits = edge_logits(model, gpt, forest, device)
+        edges = edges_read(forest, batch)
+        logits = edge_logits(model, gpt, forest, edges, device)
         if not gpt.post_process:
             return logits
         temperature = torch.full(logits.shape[:2], temperatures(batch)[0], dtype=torch.float32, device=device)
         ask = partial(tu.get_non_tensor_data, batch, default=False)
         computed = self._lm_head_logits_processor(  # type: ignore[attr-defined]
             logits,
-            on_device(forest.labels, device)[None],
+            on_device(forest.labels[edges], device)[None],
             temperature,
             calculate_sum_pi_squared=ask(key="calculate_sum_pi_squared"),
             calculate_entropy=ask(key="calculate_entropy"),
@@ -104,7 +107,7 @@ class SharesPrefixes:
             batch=batch,
             data_format="thd",
         )
-        return {name: unpack_edges(values, forest) for name, values in computed.items()}
+        return {name: unpack_edges(values, forest, edges) for name, values in computed.items()}
 
 
 class SharesValues(SharesPrefixes):
@@ -124,6 +127,13 @@ def shareable(batch: Any) -> Forest | None:
         return None
     forest = build_forest([ids.cpu().numpy() for ids in batch["input_ids"].unbind()])
     return forest if share_saved(forest) >= LEAST_SAVED and len(forest.edges) else None
+
+
+def edges_read(forest: Forest, batch: Any) -> Ints:
+    """The edges into responses, whose values alone verl reads; all edges of a batch that says of none."""
+    if "responses" not in batch:
+        return np.arange(len(forest.edges))
+    return forest.edges_into(map(len, batch["responses"].unbind()))
 
 
 def computes_each(batch: Any) -> bool:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from support.paths import child_environment
@@ -35,7 +36,10 @@ def test_loss_and_every_gradient_are_those_of_each_sequence_alone(
 def test_the_last_token_of_a_sequence_has_no_edge_and_no_value() -> None:
     forest = build_forest([[5, 6, 7], [5], [], [5, 6]])
     values = torch.tensor([[1.0, 2.0]], requires_grad=True)
-    unpacked = unpack_edges(values, forest)
+    unpacked = unpack_edges(values, forest, np.array([0, 1]))
     assert [row.tolist() for row in unpacked.unbind()] == [[1, 2, 0], [0], [], [1, 0]]
     unpacked.values().sum().backward()
     assert values.grad is not None and values.grad.tolist() == [[2, 1]]
+    assert [row.tolist() for row in unpack_edges(values[:, :1], forest, np.array([1])).unbind()] == [
+        [0, 1, 0], [0], [], [0, 0],
+    ]  # fmt: skip

@@ -39,17 +39,36 @@ def test_an_update_asks_for_no_column_that_only_describes_a_session(monkeypatch:
     assert asked == [["input_ids", "advantages"], None]
 
 
+@pytest.mark.parametrize(
+    ("step", "critic", "parts"), [(5, None, 2), (5, 2, 4), (5, 3, 2), (5, 1, 8), (2, 4, 2), (2, None, 1)]
+)
+def test_rows_stay_in_their_mini_batches_of_actor_and_critic(step: int, critic: int | None, parts: int) -> None:
+    """Of eight prompts with two samples; the actor's four prompts each, from step 4 on."""
+    trainer = trainer_of()
+    trainer.global_steps, trainer.use_critic = step, critic is not None
+    actor = {"ppo_mini_batch_size": 4, "shuffle": False}
+    of_critic = {"ppo_mini_batch_size": critic, "shuffle": False}
+    trainer.config = OmegaConf.create(
+        {
+            "actor_rollout_ref": {"actor": actor, "rollout": {"n": 2}},
+            "critic": of_critic,
+            "trainer": {"critic_warmup": 4},
+        }
+    )
+    assert trainer._mini_batches(16) == parts
+
+
 def test_what_a_step_left_over_has_ended_when_its_groups_are_recorded_though_nothing_computed() -> None:
     """As with `trainer.critic_warmup`, an actor without a critic, and the rollout's logprobs as the old ones."""
     done, recorded = list[Any](), list[Any]()
     trainer = trainer_of()
     trainer.group_details, trainer.lengths = {}, SimpleNamespace(write=lambda *_: None)
-    trainer.data_plane = SimpleNamespace(record_groups=recorded.append)
+    trainer.data_plane = SimpleNamespace(record_groups=lambda _: None)
     trainer.replay_buffer = SimpleNamespace(
         bound=StalenessBound(0, batch=8),
         outstanding_prompts=lambda: ["a"],
         defer=lambda uids, step: done.append(step),
-        take_decided=lambda *_: list(done),
+        take_decided=lambda *_: recorded.append(list(done)) or [],  # type: ignore[func-returns-value]
     )
     calls: Any = SimpleNamespace(step=lambda: 5, manager=lambda: SimpleNamespace(defer=done.append))
     trainer.feed = feed = PromptFeed(
@@ -58,7 +77,7 @@ def test_what_a_step_left_over_has_ended_when_its_groups_are_recorded_though_not
     feed.mini_batch_taken()
     feed.defer_rest()
     trainer._record_groups()
-    assert done == [["a"], 5] and feed.tail.deferred == ["a"] and feed.deferring is None and len(recorded) == 1
+    assert recorded == [[["a"], 5]] and feed.tail.deferred == ["a"] and feed.deferring is None
 
 
 def test_tokens_of_a_step_are_those_of_all_its_updates(monkeypatch: pytest.MonkeyPatch) -> None:

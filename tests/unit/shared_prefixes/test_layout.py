@@ -46,6 +46,33 @@ def test_the_edges_of_a_path_lead_from_each_token_to_the_next(block: int) -> Non
 
 
 @pytest.mark.parametrize("block", range(10))
+def test_what_leads_to_the_ends_of_sequences_and_what_segments_see(block: int) -> None:
+    for seed in range(block * 100, block * 100 + 100):
+        sequences, rng = drawn_forest(seed), random.Random(seed)
+        forest = build_forest(sequences)
+        last = [rng.randrange(len(s) + 2) for s in sequences]
+        ends = {
+            tuple(s[: n + 1])
+            for s, count in zip(sequences, last, strict=True)
+            for n in range(1, len(s))
+            if n >= len(s) - count
+        }
+        found = forest.edges_into(last)
+        assert len(found) == len(ends) and (np.diff(found) > 0).all()
+        chosen = {int(edge) for edge in found}
+        for path, edges, count in zip(forest.paths, forest.edge_paths, last, strict=True):
+            assert {int(edge) for edge in edges[max(0, len(edges) - count) :]} <= chosen, len(path)
+        bounds = np.cumsum([0, *forest.seen_lengths])
+        assert len(forest.seen) == bounds[-1]
+        for segment, start in enumerate(forest.starts):
+            row, expected = int(start) + forest.lengths[segment] - 1, list[int]()
+            while row != ROOT:
+                expected.insert(0, row)
+                row = int(forest.before[row])
+            assert forest.seen[bounds[segment] : bounds[segment + 1]].tolist() == expected
+
+
+@pytest.mark.parametrize("block", range(10))
 def test_a_path_is_whole_segments_and_the_beginning_of_one(block: int) -> None:
     for seed in range(block * 100, block * 100 + 100):
         forest = build_forest(drawn_forest(seed))

@@ -70,6 +70,12 @@ def test_long_prompts_of_many_samples_are_bounded_by_what_attention_sees() -> No
     assert [len(batch) for batch in pack(group(4000, 8, 50, 5), limit=9000)] == [8]
 
 
+def test_a_trunk_with_very_many_branches_is_cut_one_by_one() -> None:
+    trunk = list(range(2000))
+    batches = pack([[*trunk[: n + 1], 5000 + n] for n in range(2000)], limit=2100)
+    assert sorted(i for batch in batches for i in batch) == list(range(2000))
+
+
 def test_more_micro_batches_than_needed_are_made_at_the_cheapest_cut() -> None:
     rows = [row for number in range(4) for row in group(50, 4, 10, number)]
     assert len(pack(rows, limit=1000)) == 1

@@ -58,6 +58,12 @@ def test_sequences_that_are_no_mini_batches_are_an_error() -> None:
         keep_together([RowLengths("p", 1, 2)] * 12, range(12), ranks=2, steps=4)
 
 
+def test_of_a_later_sequence_of_a_session_only_the_group_s_prompt_is_shared() -> None:
+    """What came before it in the session is its prompt, which no other sample has."""
+    rows = [RowLengths("p", prompt, prompt + 50) for _ in range(4) for prompt in (100, 2000)]
+    assert computed_tokens(rows) == 100 + 4 * (50 + 1900 + 50)
+
+
 def test_a_single_long_prompt_stays_on_both_ranks() -> None:
     rows = [RowLengths("p", 500, 510) for _ in range(8)]
     assert keep_together(rows, [0, 2, 4, 6, 1, 3, 5, 7], ranks=2, steps=1) == [0, 2, 4, 6, 1, 3, 5, 7]
