@@ -2,13 +2,16 @@
 
 seamless-verl runner --agent environment=environments.py:gymnasium     # GYM_ENV, GYM_KWARGS
 seamless-verl runner --agent environment=environments.py:openenv       # OPENENV_URL, OPENENV_FIELD
+KIND=gymnasium python environments.py     # begins one, so that what cannot work is refused before the run
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import re
+import sys
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -16,8 +19,8 @@ from typing import Any
 import openai
 
 from seamless_verl.agents.failures import ToolFailedError
+from seamless_verl.errors import ConfigError, exits_on_config_error
 
-TURNS = int(os.environ.get("TURNS", "16"))
 PROMPT = os.environ.get("PROMPT", "")  # said before the first observation, as the rules are
 USED_UP = {"context_length_exceeded", "quota_exceeded"}  # what an episode has no room for does not count against it
 Step = Callable[[Any], Awaitable[tuple[str, float, bool]]]
@@ -38,12 +41,19 @@ def of_tool() -> Iterator[None]:
         raise ToolFailedError(f"the environment: {type(error).__name__}: {error}") from error
 
 
+def turns() -> int:
+    given = os.environ.get("TURNS", "16")
+    if not given.isdecimal() or not int(given):
+        raise ConfigError("TURNS", given, "is no number of replies", "Set it to 1 or more")
+    return int(given)
+
+
 async def play(endpoint: Any, observation: str, step: Step) -> float:
     """The sum of the rewards of one episode; `step` takes a reply, and returns observation, reward and end."""
     messages: list[Any] = [{"role": "user", "content": f"{PROMPT}\n{observation}".strip()}]
     base_url, total, ended = f"{endpoint.base_url}/v1", 0.0, False
     async with openai.AsyncOpenAI(base_url=base_url, api_key=endpoint.session_key, timeout=3600) as client:
-        for _ in range(TURNS):
+        for _ in range(turns()):
             try:
                 reply = await client.chat.completions.create(model="policy", messages=messages)
             except (openai.BadRequestError, openai.PermissionDeniedError) as error:
@@ -63,16 +73,28 @@ async def play(endpoint: Any, observation: str, step: Step) -> float:
     return total
 
 
+def made() -> tuple[Any, bool]:
+    """The environment of GYM_ENV, and whether it renders as text."""
+    name, given = os.environ["GYM_ENV"], os.environ.get("GYM_KWARGS", "{}")
+    try:
+        import gymnasium as gym
+
+        asked = gym.make(name, **(options := json.loads(given)))
+        texts = "ansi" in asked.metadata.get("render_modes", [])
+        asked.close()
+        return gym.make(name, **({"render_mode": "ansi"} if texts else {}), **options), texts
+    except Exception as error:  # also of the environment's own package
+        reason = f"cannot be made with GYM_KWARGS={given!r}: {type(error).__name__}: {error}"
+        way_out = "Name an id that gymnasium knows, or package:Name-v0, and its arguments as a JSON object"
+        raise ConfigError("GYM_ENV", name, reason, way_out) from error
+
+
 async def gymnasium(task: Mapping[str, Any], endpoint: Any) -> float:
     """An environment of gymnasium by its id; what it renders as text is what the model sees, else the observation."""
     import gymnasium as gym
 
-    name, options = os.environ["GYM_ENV"], json.loads(os.environ.get("GYM_KWARGS", "{}"))
     with of_tool():
-        asked = gym.make(name, **options)
-        texts = "ansi" in asked.metadata.get("render_modes", [])
-        asked.close()
-        environment = gym.make(name, **({"render_mode": "ansi"} if texts else {}), **options)
+        environment, texts = made()
     space = environment.action_space
 
     def action_of(text: str) -> Any:
@@ -99,12 +121,26 @@ async def gymnasium(task: Mapping[str, Any], endpoint: Any) -> float:
         environment.close()
 
 
+async def connected() -> Any:
+    """A client of OpenEnv's server at OPENENV_URL."""
+    url = os.environ.get("OPENENV_URL")
+    try:
+        from openenv.core.generic_client import GenericEnvClient
+
+        client = GenericEnvClient(base_url=url)
+        await client.connect()
+    except Exception as error:
+        reason = f"cannot be reached: {type(error).__name__}: {error}"
+        way_out = "Set it to the address of a server of OpenEnv that runs, such as http://127.0.0.1:8000"
+        raise ConfigError("OPENENV_URL", url, reason, way_out) from error
+    return client
+
+
 async def openenv(task: Mapping[str, Any], endpoint: Any) -> float:
     """OpenEnv's server at OPENENV_URL; a reply is the field OPENENV_FIELD of an action, else the action as JSON."""
-    from openenv.core.generic_client import GenericEnvClient
-
     field = os.environ.get("OPENENV_FIELD")
-    client = GenericEnvClient(base_url=os.environ["OPENENV_URL"])
+    with of_tool():
+        client = await connected()
 
     async def step(text: str) -> tuple[str, float, bool]:
         try:
@@ -122,8 +158,28 @@ async def openenv(task: Mapping[str, Any], endpoint: Any) -> float:
 
     try:
         with of_tool():
-            await client.connect()
             begun = await client.reset(seed=task["extra_info"]["index"])
         return await play(endpoint, json.dumps(begun.observation), step)
     finally:
         await client.close()
+
+
+async def begin_one(kind: str) -> None:
+    if kind == "gymnasium":
+        made()[0].close()
+    elif kind == "openenv":
+        await (await connected()).close()
+    else:
+        raise ConfigError("KIND", kind, "is no kind of environment", "Set it to gymnasium or openenv")
+
+
+@exits_on_config_error
+def main() -> int:
+    """Exit code 0, or 2 with one line on standard error for a setting that cannot work."""
+    turns()
+    asyncio.run(begin_one(os.environ.get("KIND", "gymnasium")))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

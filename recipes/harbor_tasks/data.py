@@ -2,7 +2,7 @@
 
 python recipes/harbor_tasks/data.py --out DIR --tasks FOLDER [--val FOLDER] [--time-limit-s 1800] [--make-model FOLDER]
 
-Each task is read, and its environment made, so that what cannot run here is refused by name before the run.
+Each task is read, and a command run in its environment, so that what cannot run here is refused by name before the run.
 """
 
 from __future__ import annotations
@@ -10,14 +10,17 @@ from __future__ import annotations
 import argparse
 import asyncio
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from harbor_task import HarborTask, read_task
 from sandbox import sandbox_of
-from trial import agent_in
+from trial import NOBODY, agent_in
 
+from seamless_verl.agents.command import run_command
 from seamless_verl.agents.failures import ToolFailedError
+from seamless_verl.agents.outcome import AgentStatus
 from seamless_verl.errors import ConfigError, exits_on_config_error
 from seamless_verl.tiny import keep_or_make_model
 from seamless_verl.tiny.files import writing_to
@@ -39,8 +42,12 @@ def tasks_of(folder: Path, limit_s: float) -> list[HarborTask]:
 async def make_once(task: HarborTask) -> None:
     try:
         async with sandbox_of(task) as sandbox:
-            agent_in(sandbox)
-    except ToolFailedError as error:
+            ended = await run_command(replace(agent_in(sandbox), command="true").limited(60.0), {}, NOBODY)
+            if ended.status is not AgentStatus.FINISHED:
+                raise ToolFailedError(f"{ended.error}: {ended.output[-500:]}")
+    except ConfigError:
+        raise
+    except (ToolFailedError, OSError, ValueError) as error:
         reason = f"its environment cannot be made: {error}"
         raise ConfigError("task", str(task.folder), reason, "Correct it, or take it out") from error
 

@@ -28,6 +28,8 @@ IFS=:
 for path in $SEEN; do show "$path"; done
 unset IFS
 export HOME=/tmp/home TMPDIR=/tmp
-exec chroot --userspec="$USER_ID:$USER_ID" --groups="$USER_ID" "$ROOT" \
+AS="--userspec=$USER_ID:$USER_ID --groups=$USER_ID"
+[ "$USER_ID" != 0 ] || AS="" # root of a user namespace already, in which no groups can be set
+exec chroot $AS "$ROOT" \
   setpriv --no-new-privs --inh-caps=-all --bounding-set=-all --pdeathsig KILL \
   sh -c 'cd "$0" && exec "$@"' "$WORKDIR" "$@"

@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from seamless_verl.errors import ConfigError
 
 UNSERVED = {
@@ -22,6 +24,20 @@ UNSERVED = {
     "verifier": {"environment": "a verifier in an environment of its own"},
 }
 """What the tables of task.toml may ask for that is not served."""
+READ: dict[str, dict[str, Any]] = {
+    "agent": {"timeout_sec": float},
+    "verifier": {"timeout_sec": float, "env": dict},
+    "environment": dict.fromkeys(("docker_image", "workdir", "os"), str)
+    | {"build_timeout_sec": float, "memory_mb": int, "env": dict},
+}
+"""What is read of the tables of task.toml, with its type."""
+TASK_FILE = msgspec.defstruct(
+    "TaskFile",
+    [
+        (table, msgspec.defstruct(table, [(key, kind, None) for key, kind in keys.items()]), None)
+        for table, keys in READ.items()
+    ],
+)
 NO_STEPS = {"FROM", "CMD", "LABEL", "EXPOSE", "MAINTAINER"}  # of a Dockerfile, where nothing of the image is used
 STEPS = {"WORKDIR", "COPY", "ENV"}
 
@@ -51,7 +67,8 @@ def read_task(folder: Path) -> HarborTask:
     try:
         facts = tomllib.loads((folder / "task.toml").read_text(encoding="utf-8"))
         instruction = (folder / "instruction.md").read_text(encoding="utf-8").strip()
-    except (OSError, ValueError) as error:
+        msgspec.convert(facts, TASK_FILE)
+    except (OSError, ValueError, msgspec.ValidationError) as error:
         raise ConfigError("task", str(folder), f"is none of Harbor's: {error}", "Correct it, or take it out") from error
     agent, verifier, environment = (facts.get(name, {}) for name in ("agent", "verifier", "environment"))
     unserved = [what for table, keys in UNSERVED.items() for key, what in keys.items() if facts.get(table, {}).get(key)]
@@ -105,8 +122,11 @@ def plain_steps(task: HarborTask) -> Iterator[tuple[str, list[str]]]:
         step, _, rest = line.strip().partition(" ")
         if not step or step.startswith("#") or step.upper() in NO_STEPS:
             continue
-        words = json.loads(rest) if rest.lstrip().startswith("[") else shlex.split(rest)
-        if step.upper() not in STEPS or any(word.startswith("--") or "$" in word for word in words):
+        try:
+            words = list(map(str, json.loads(rest))) if rest.lstrip().startswith("[") else shlex.split(rest)
+        except ValueError:  # a quote without its other one
+            words = []
+        if step.upper() not in STEPS or not words or any(word.startswith("--") or "$" in word for word in words):
             reason = f"its Dockerfile has `{line.strip():.60}`, which takes a container"
             raise ConfigError("task", str(task.folder), reason, "Run it where docker or podman runs, or take it out")
         yield step.upper(), words

@@ -110,7 +110,7 @@ class Plain:
         for step, words in plain_steps(task):
             if step == "ENV":
                 pairs = words if "=" in words[0] else [f"{words[0]}={' '.join(words[1:])}"]
-                self.env |= dict(pair.split("=", 1) for pair in pairs)
+                self.env |= {name: value for name, _, value in (pair.partition("=") for pair in pairs)}
             elif step == "WORKDIR":
                 self.workdir /= words[0]
                 self.place(self.workdir).mkdir(parents=True, exist_ok=True)
@@ -130,7 +130,8 @@ class Plain:
 
     def copy(self, sources: list[str], target: str) -> None:
         folder, into = self.task.dockerfile.parent, self.place(self.workdir / target)
-        found = [path for source in sources for path in sorted(folder.glob(source.lstrip("/") or "."))]
+        names = [os.path.normpath(source.lstrip("/") or ".") for source in sources]
+        found = [path for name in names for path in ([folder] if name == "." else sorted(folder.glob(name)))]
         if not found or any(not path.resolve().is_relative_to(folder.resolve()) for path in found):
             reason = f"its Dockerfile copies {' '.join(sources)}, which is not in environment/"
             raise ConfigError("task", str(self.task.folder), reason, "Correct it, or take the task out")

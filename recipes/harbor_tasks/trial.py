@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import logging
 import os
 import shlex
 import sys
@@ -30,7 +31,7 @@ from seamless_verl.agents.own_time import PausedSeconds
 from seamless_verl.agents.scratch import parse_reward
 from seamless_verl.cli import runner
 from seamless_verl.client.runner import TaskRefusedError
-from seamless_verl.errors import ConfigError
+from seamless_verl.errors import ConfigError, exits_on_config_error
 from seamless_verl.runtime.scores import score_of
 
 MINE = shlex.join([str(Path(sys.prefix, "bin", "python")), str(HERE / "agent.py")])
@@ -100,12 +101,19 @@ async def verdict(task: HarborTask, sandbox: Plain | Container) -> tuple[float, 
     raise ToolFailedError(f"{task.folder.name}: no reward by its verifier, {ended.error}: {ended.output[-500:]}")
 
 
-def main() -> None:
+@exits_on_config_error
+def main() -> int:
+    """Exit code 2 with one line on standard error for an option that cannot work."""
     commands = (parser := argparse.ArgumentParser()).add_subparsers()
     runner.add_command(commands)
     args = parser.parse_args(["runner", *sys.argv[1:]])
+    if args.slots < 1:
+        raise ConfigError("--slots", args.slots, "must be at least 1", "Set SLOTS to the number of sandboxes at a time")
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    logging.getLogger("httpx").setLevel(logging.WARNING)
     asyncio.run(runner.work(*runner.place_of(args), {"harbor": run}, args))
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

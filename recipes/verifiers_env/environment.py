@@ -14,12 +14,18 @@ import sys
 import tomllib
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import verifiers.v1 as vf
 from verifiers.v1 import errors
+from verifiers.v1.configs.agent import agent_config_fields
+from verifiers.v1.runtimes import runtime_is_local
 from verifiers.v1.utils.loaders import load_environment, resolve_env_config
+
+from seamless_verl.agents.failures import ToolFailedError
+from seamless_verl.errors import ConfigError, exits_on_config_error
 
 FILE = Path(os.environ.get("ENVIRONMENT") or Path(__file__).parent / "environments" / "sums.toml")
 RENEW = 256  # rollouts; until its environment is served anew, verifiers keeps an HTTP client for each session's address
@@ -29,7 +35,24 @@ os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (FOLDER, os.environ.get(
 CLIENT, MODEL = os.environ.get("CLIENT", "eval"), os.environ.get("MODEL")
 if CLIENT not in ("eval", "train") or (CLIENT == "train" and not MODEL):
     sys.exit(f"CLIENT={CLIENT!r}, MODEL={MODEL!r}: set CLIENT to eval, or to train with MODEL the folder of the model")
-CONFIG = resolve_env_config(tomllib.loads(FILE.read_text(encoding="utf-8")))
+QUOTA = 403  # the gateway's status of a call for which a session has no turns or tokens left
+
+
+@cache
+def config() -> vf.EnvConfig:
+    """The environment's; raises ConfigError for one that cannot work here."""
+    try:
+        given = tomllib.loads(FILE.read_text(encoding="utf-8"))
+        found = resolve_env_config(given)
+    except Exception as error:  # also of the environment's own module
+        reason = f"is no environment of verifiers: {type(error).__name__}: {error}"
+        way_out = "Correct it, or install its package: recipes/verifiers_env/setup.sh FOLDER PACKAGE"
+        raise ConfigError("ENVIRONMENT", str(FILE), reason, way_out) from error
+    for role, agent in agent_config_fields(found).items():
+        if "runtime" not in given.get(role, {}) and not runtime_is_local(agent.runtime):
+            reason = f"the agent {role} has no runtime, and verifiers' default is {agent.runtime.type}, a cloud's"
+            raise ConfigError("ENVIRONMENT", str(FILE), reason, f'Write type = "subprocess" under [{role}.runtime]')
+    return found
 
 
 class Served:
@@ -43,14 +66,14 @@ class Served:
 
     async def serve(self) -> None:
         try:
-            environment = load_environment(CONFIG)
+            environment = load_environment(config())
             async with environment.serving():
                 self.ready.set_result(environment)
                 await self.unused.wait()
         except BaseException as error:  # verifiers ends the process where a service wants a login
             if self.ready.done():
                 raise
-            self.ready.set_exception(RuntimeError(f"{FILE}: the environment cannot be served: {error!r}"))
+            self.ready.set_exception(ToolFailedError(f"{FILE}: the environment cannot be served: {error!r}"))
 
     @asynccontextmanager
     async def used(self) -> AsyncIterator[vf.Env]:
@@ -78,11 +101,23 @@ async def run(task: Mapping[str, Any], endpoint: Any) -> dict[str, float]:
     async with served[-1].used() as environment:
         chosen = task_of(environment, task["extra_info"])
         context = vf.ModelContext("policy", client_of(endpoint), vf.SamplingConfig())
-        episode = await environment.run_episode(chosen, context)
+        episode = await environment.run_episode(chosen, context, on_trace=partial(end_at_quota, context.client))
     if not environment.complete(episode):
         failed = [*episode.errors, *(error for trace in episode.traces for error in trace.errors)]
         raise as_exception(failed[-1] if failed else None)
     return outcome([trace for trace in episode.traces if trace.agent.trainable])
+
+
+def end_at_quota(client: Any, trace: vf.Trace) -> None:
+    """Ends a rollout as verifiers' own limits do, so that it is scored, where the gateway's refuse a call."""
+    if trace.agent is None or trace.agent.config.client != client:
+        return  # as a judge's with a client of its own
+
+    def changed(trace: vf.Trace) -> None:
+        if trace.calls and (error := trace.calls[-1].error) is not None and error.status_code == QUOTA:
+            trace.stop("quota_exceeded")
+
+    trace.watch(changed)
 
 
 def client_of(endpoint: Any) -> vf.EvalClientConfig | vf.TrainClientConfig:
@@ -94,13 +129,13 @@ def client_of(endpoint: Any) -> vf.EvalClientConfig | vf.TrainClientConfig:
 
 
 def task_of(environment: vf.Env, extra_info: Mapping[str, Any]) -> vf.Task:
-    """The task of a row; raises ValueError if it is another one here than where the data was made."""
+    """The task of a row; raises ToolFailedError if it is another one here than where the data was made."""
     rest[:] = rest or [iter(environment.taskset)]
     while extra_info["index"] not in tasks and (following := next(rest[0], None)) is not None:
         tasks[following.data.idx] = following
     chosen = tasks.get(extra_info["index"])
     if chosen is None or chosen.key != extra_info["key"]:
-        raise ValueError(f"{FILE}: task {extra_info['index']} is not that of the data: make the data again")
+        raise ToolFailedError(f"{FILE}: task {extra_info['index']} is not that of the data: make the data again")
     return chosen
 
 
@@ -111,6 +146,8 @@ def as_exception(error: vf.Error | None) -> Exception:
     kind = getattr(errors, error.type, None)
     if kind is errors.ProviderError:
         return errors.ProviderError(error.message, status_code=error.status_code or 502)
+    if kind is errors.HarnessError and error.message.startswith(("harness setup", "opening harness session")):
+        return ToolFailedError(error.message)  # as where uv cannot fetch the chat loop
     if error.type == "TimeoutError":
         return TimeoutError(error.message)
     return kind(error.message) if kind is not None else errors.EnvError(f"{error.type}: {error.message}")
@@ -119,7 +156,7 @@ def as_exception(error: vf.Error | None) -> Exception:
 def outcome(traces: list[vf.Trace]) -> dict[str, float]:
     """The mean over the agents that train, of the reward and of each metric that all of them have."""
     if not traces:
-        raise ValueError(f"{FILE}: no agent of the environment is trainable")
+        raise ToolFailedError(f"{FILE}: no agent of the environment is trainable")
     shared = set.intersection(*(set(trace.metrics) for trace in traces))
     means = {name: sum(float(trace.metrics[name]) for trace in traces) / len(traces) for name in sorted(shared)}
     return {**means, "reward": sum(trace.reward for trace in traces) / len(traces)}
@@ -136,6 +173,23 @@ def row(task: vf.Task) -> dict[str, Any]:
     return {"prompt": messages or [{"role": "user", "content": ""}], "index": data["idx"], "key": task.key}
 
 
+@exits_on_config_error
+def main() -> int:
+    """Exit code 0, or 2 with one line on standard error for a setting that cannot work."""
+    given = sys.argv[1]
+    if not given.isdecimal():
+        raise ConfigError("TASKS", given, "is no number of tasks", "Set it to 2 or more")
+    loaded = config()
+    try:
+        for one in itertools.islice(load_environment(loaded).taskset, int(given)):
+            sys.stdout.write(json.dumps(row(one)) + "\n")
+    except Exception as error:  # the environment's own code
+        reason = f"its tasks cannot be loaded: {type(error).__name__}: {error}"
+        way_out = "Correct it; what it downloads takes HF_HUB_OFFLINE=0, or to be downloaded before"
+        raise ConfigError("ENVIRONMENT", str(FILE), reason, way_out) from error
+    return 0
+
+
 if __name__ == "__main__":
-    for one in itertools.islice(load_environment(CONFIG).taskset, int(sys.argv[1])):
-        sys.stdout.write(json.dumps(row(one)) + "\n")
+    sys.exit(main())
+config()  # a runner that cannot serve it does not start

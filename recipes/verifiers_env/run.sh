@@ -21,23 +21,33 @@ FILE="$DATA/checkpoints/trajectories.sqlite.admin.json"
 ARGUMENTS=(--config-dir "$RECIPE" --config-name config
   "hydra.searchpath=[pkg://seamless_verl.config]" "hydra.run.dir='$DATA/outputs'" "$@")
 
+with_packages() { # in a subshell, whose process it becomes
+  export PATH="$VERIFIERS/bin:$PATH" PYTHONPATH="$RECIPE/../..${PYTHONPATH:+:$PYTHONPATH}"
+  exec "$VERIFIERS/bin/python" "$@"
+}
 runners() { # waits for the run's address, then works until it is stopped
   until [ -f "$FILE" ]; do sleep 1; done
-  export PATH="$VERIFIERS/bin:$PATH" PYTHONPATH="$RECIPE/../..${PYTHONPATH:+:$PYTHONPATH}"
-  exec "$VERIFIERS/bin/python" -m seamless_verl.cli runner --admin-file "$FILE" --slots "${SLOTS:-16}" \
+  with_packages -m seamless_verl.cli runner --admin-file "$FILE" --slots "${SLOTS:-16}" \
     --agent "verifiers=$RECIPE/environment.py:run"
 }
 
 "$PYTHON" -m seamless_verl.check --unmade "${ARGUMENTS[@]}" # refuse a setting that cannot work before anything else
 "$RECIPE/setup.sh" "$VERIFIERS"
 mkdir -p "$DATA"
-"$VERIFIERS/bin/python" "$RECIPE/environment.py" "${TASKS:-256}" >"$DATA/tasks.jsonl"
+(with_packages "$RECIPE/environment.py" "${TASKS:-256}") >"$DATA/tasks.jsonl"
 "$PYTHON" "$RECIPE/data.py" --out "$DATA" "${MAKE[@]}" --val "${VAL:-64}" <"$DATA/tasks.jsonl"
 rm -f "$FILE" # one that a killed run left names nobody
 pids=()
-trap 'kill "${pids[@]}" 2>/dev/null; wait' EXIT
+trap 'kill "${pids[@]}" 2>/dev/null || true; wait' EXIT
 for _ in $(seq "${RUNNERS:-1}"); do
   runners &
   pids+=($!)
 done
-"$PYTHON" -m "${MAIN:-seamless_verl.main_ppo}" "${ARGUMENTS[@]}"
+"$PYTHON" -m "${MAIN:-seamless_verl.main_ppo}" "${ARGUMENTS[@]}" &
+run=$!
+wait -n || code=$?
+if kill "$run" 2>/dev/null; then # it would wait for a runner in vain
+  echo "a runner has ended before the run: the run ends, too" >&2
+  exit "${code:-1}"
+fi
+exit "${code:-0}"

@@ -15,7 +15,7 @@ exec 9>"$TARGET.lock"
 flock 9 # two at once would build into each other
 STAMP="$TARGET/.made-$(sha256sum "$HERE/requirements.txt" | cut -c1-16)"
 if [ ! -e "$STAMP" ]; then
-  echo "Installing verifiers (570 MB) into $TARGET" >&2
+  echo "Installing verifiers (400 MB) into $TARGET" >&2
   "$PYTHON" -m venv --clear "$TARGET"
   if [ -x "$UV" ]; then # a tenth of pip's time
     UV_FIND_LINKS="${UV_FIND_LINKS:-${PIP_FIND_LINKS:-}}" UV_LINK_MODE="${UV_LINK_MODE:-copy}" \

@@ -104,7 +104,7 @@ class Forest:
 
     def edges_into(self, last: Iterable[int]) -> Ints:
         """The edges that lead to the last so many tokens of each sequence, ascending; `last` is [sequences]."""
-        found = np.zeros(len(self.edges), bool)
+        found: npt.NDArray[np.bool_] = np.zeros(len(self.edges), bool)
         for edges, count in zip(self.edge_paths, last, strict=True):
             found[edges[max(0, len(edges) - count) :]] = True
         return np.flatnonzero(found)

@@ -212,9 +212,12 @@ def check_metrics_port(settings: Settings) -> list[Problem]:
     way_out = f"Set {METRICS} to another one, or to 0 for any that is free"
     if port and gateway.enabled and port in range(gateway.port, gateway.port + gateway.shards):
         return [Problem(METRICS, port, "is a port of the gateway", way_out)]
-    if settings.host.elsewhere or joins_cluster(settings) or (why := listen_error(port)) is None:
+    if settings.host.elsewhere or joins_cluster(settings):
         return []
-    return [Problem(METRICS, port, f"cannot be listened to: {why}", way_out)]
+    if port and settings.seamless.view_address and port == settings.seamless.view_address[1]:
+        return [Problem(METRICS, port, f"is the port of {VIEW}", way_out)]
+    why = listen_error(port)
+    return [] if why is None else [Problem(METRICS, port, f"cannot be listened to: {why}", way_out)]
 
 
 @check

@@ -119,6 +119,35 @@ def test_an_episode_of_gymnasium(replying: Replies) -> None:
     assert "ToolFailedError" in failed.stderr and "NameNotFound" in failed.stderr
 
 
+@pytest.mark.parametrize(("name", "value"), [("TURNS", "x"), ("TURNS", "0"), ("KIND", "gym")])
+def test_settings_are_refused_before_the_run(
+    name: str, value: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(name, value)
+    assert environments.main() == 2
+    assert capsys.readouterr().err.startswith(f"{name}={value!r}: ")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"GYM_ENV": "No-v1"}, "GYM_ENV='No-v1'"),
+        ({"GYM_KWARGS": "{is_slippery: 0}"}, "GYM_KWARGS='{is_slippery: 0}'"),
+        ({"GYM_KWARGS": "[1]"}, "GYM_KWARGS='[1]'"),
+        ({"KIND": "openenv"}, "OPENENV_URL=None"),
+        ({"KIND": "openenv", "OPENENV_URL": "http://127.0.0.1:9"}, "OPENENV_URL='http://127.0.0.1:9'"),
+        ({}, ""),
+    ],
+)
+def test_an_environment_that_cannot_begin_is_refused_before_the_run(given: dict[str, str], says: str) -> None:
+    env = os.environ | {"PYTHONPATH": str(ROOT), "GYM_ENV": "FrozenLake-v1"} | given
+    words = [packages() / "bin" / "python", RECIPE / "environments.py"]
+    run = subprocess.run(words, env=env, stderr=subprocess.PIPE, text=True)
+    assert run.returncode == (2 if says else 0), run.stderr
+    assert says in run.stderr and "Traceback" not in run.stderr
+
+
 def packages() -> Path:
     """The environment of packages, made as run.sh makes it where it is missing."""
     folder = Path(os.environ.get("PACKAGES") or RECIPES.parent / "runs" / "environments" / "packages")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import sys
+import tempfile
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -208,9 +210,66 @@ def test_tasks_are_refused_before_the_run(tmp_path: Path) -> None:
         data.tasks_of(tmp_path, 100.0)
     with pytest.raises(ConfigError, match="Set TIME_LIMIT_S=90"):
         data.tasks_of(tmp_path, 60.0)
+    (tmp_path / "greeting" / "environment" / "Dockerfile").write_text(
+        "FROM debian\nCOPY . /app\nWORKDIR /app/Dockerfile\n"
+    )
+    with pytest.raises(ConfigError, match=r"its environment cannot be made: .*File exists.*/app/Dockerfile"):
+        data.tasks_of(tmp_path, 1000.0)
     (tmp_path / "greeting" / "task.toml").write_text("[[steps]]\nname = 'one'\n[environment]\ngpus = 1\n")
     with pytest.raises(ConfigError, match="needs GPUs, several steps"):
         data.tasks_of(tmp_path, 1000.0)
+
+
+@pytest.mark.parametrize(
+    ("files", "says"),
+    [
+        ({"toml": 'agent = "x"'}, r"greeting.*\$\.agent"),
+        ({"toml": '[verifier]\ntimeout_sec = "60"'}, r"greeting.*\$\.verifier\.timeout_sec"),
+        ({"toml": "[environment]\nenv = [1]"}, r"greeting.*\$\.environment\.env"),
+        ({"dockerfile": "FROM debian\nENV MSG=don't\n"}, "greeting.*ENV MSG=don't"),
+        ({"dockerfile": "FROM debian\nENV\n"}, "greeting.*`ENV`"),
+    ],
+)
+def test_a_malformed_task_is_refused_by_name(files: dict[str, str], says: str, tmp_path: Path) -> None:
+    changed("greeting", tmp_path, **files)
+    with pytest.raises(ConfigError, match=says):
+        data.tasks_of(tmp_path, 1000.0)
+
+
+def test_a_sandbox_that_does_not_work_is_refused_before_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (enter := tmp_path / "enter.sh").write_text("#!/bin/sh\necho no groups >&2\nexit 125\n")
+    enter.chmod(0o755)
+    monkeypatch.setattr(sandbox, "HERE", tmp_path)
+    changed("greeting", tmp_path)
+    with pytest.raises(ConfigError, match=r"its environment cannot be made: .*no groups"):
+        data.tasks_of(tmp_path, 1000.0)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="all the others are tests of it, where the tests are not run by root")
+def test_a_plain_sandbox_of_a_user_who_is_not_root(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 65534)
+    user = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", *sandbox.unshare()]
+    if subprocess.run([*user, *sandbox.PROC]).returncode:
+        pytest.skip("no user namespace can be had here")
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        for name in ("own/app", "own/tmp/home", "root"):
+            Path(folder, name).mkdir(parents=True)
+        shutil.copy(RECIPE / "enter.sh", folder)
+        subprocess.run(["chown", "-R", "65534:65534", folder], check=True)
+        enter = [f"{folder}/enter.sh", f"{folder}/own", "", "0", "/app"]
+        work = "pwd; echo done >left; touch /usr/x"
+        run = subprocess.run([*user, *enter, "sh", "-c", work], capture_output=True, text=True)
+        assert run.stdout == "/app\n" and "Permission denied" in run.stderr, run.stderr
+        assert Path(folder, "own/app/left").read_text() == "done\n"
+
+
+def test_a_runner_without_slots_is_refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys, "argv", ["trial.py", "--connect", "http://127.0.0.1:9", "--slots", "0"])
+    monkeypatch.setenv("SEAMLESS_RUNNER_KEY", "key")
+    assert trial.main() == 2
+    assert capsys.readouterr().err.startswith("--slots=0: ")
 
 
 @pytest.mark.long

@@ -66,6 +66,13 @@ def test_a_port_for_metrics_that_is_taken_is_refused(tmp_path: Path) -> None:
     assert preflight(config, devices=1, accelerator=False) == []
 
 
+def test_the_views_port_is_not_that_of_the_metrics(tmp_path: Path) -> None:
+    with socket.create_server(("", 0)) as free:
+        port = free.getsockname()[1]
+    config = tiny_run(tmp_path, f"{VIEW}='127.0.0.1:{port}'", f"{METRICS}={port}")
+    assert_refused(config, METRICS, port, f"Set {METRICS} to another one, or to 0")
+
+
 @pytest.mark.parametrize("port", ["9000", "65536", "http", "-1"])
 def test_ports_for_metrics_that_cannot_be(tmp_path: Path, port: str) -> None:
     gateway = ("seamless.gateway.enabled=true", "seamless.gateway.port=8999", "seamless.gateway.shards=2")
