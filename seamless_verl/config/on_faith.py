@@ -45,7 +45,9 @@ UNTRAINED = (
     Untrained("KL in rewards", "algorithm.use_kl_in_reward"),
     Untrained("filtered groups", "algorithm.filter_groups.enable"),
     Untrained("several epochs", f"{ACTOR}.ppo_epochs", (None, 1)),
-    Untrained("an estimator", ESTIMATOR, (None, "grpo", "grpo_novelty", "hgpo", "mc_grpo")),
+    Untrained(
+        "an estimator", ESTIMATOR, (None, "grpo", "grpo_novelty", "hgpo", "mc_grpo", "reinforce_plus_plus_baseline")
+    ),
     Untrained("a loss", LOSS_MODE, (None, "vanilla", "dppo_tv", "interpolated", "m2po")),
     Untrained("data-parallel engines", f"{ROLLOUT}.data_parallel_size", (None, 1)),
     Untrained("pipelines of engines", f"{ROLLOUT}.pipeline_model_parallel_size", (None, 1)),
