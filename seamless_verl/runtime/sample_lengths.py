@@ -57,7 +57,7 @@ class LengthRecord:
         found = {uid: defaultdict[str, int](int) for uid in uids}
         for key, tag in tags.items():
             uid, _, within = key.partition("_")
-            if uid in found:  # rows of others may be half written
+            if uid in found and "response_len" in tag:  # a row may be named before it is stored
                 found[uid][within.partition("_")[0]] += int(tag["response_len"])
         self._ended |= {uid: list(sessions.values()) for uid, sessions in found.items() if sessions}
 

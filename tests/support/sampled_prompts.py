@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,6 +12,7 @@ import pytest
 
 from seamless_verl.algorithms.samplers import PromptSampling, make_sampler
 from seamless_verl.config.schema import SeamlessConfig
+from seamless_verl.runtime.sample_lengths import LengthRecord
 
 TRAIN = "train"
 QUESTIONS = [f"{number}+1=" for number in range(6)]
@@ -37,7 +40,7 @@ def trainer(name: str = "dars", **options: Any) -> Any:
     from seamless_verl.trainer.trainer import SeamlessTrainer
 
     made = object.__new__(SeamlessTrainer)
-    made.seamless, made.lengths = SeamlessConfig(max_staleness=2), None
+    made.seamless, made.lengths = SeamlessConfig(max_staleness=2), LengthRecord(Path(os.devnull))
     made.config = OmegaConf.create(
         {
             "data": {"train_batch_size": 2, "gen_batch_size": 1},
@@ -89,7 +92,8 @@ def end(tq: Any, made: Any, uid: str, *rewards: float | None, first: int = 0) ->
 
     found = {f"{uid}_{first + i}_0": reward for i, reward in enumerate(rewards) if reward is not None}
     prompt, keys = names(made)[uid], list(found)
-    tags = [{"status": "success", "global_steps": 3, "prompt": prompt, "reward": reward} for reward in found.values()]
+    tag = {"status": "success", "global_steps": 3, "prompt": prompt, "response_len": 5}
+    tags = [{**tag, "reward": reward} for reward in found.values()]
     fields = TensorDict({"x": torch.zeros(len(keys), 1)}, batch_size=len(keys))
     tq.kv_batch_put(keys=keys, partition_id="train", fields=fields, tags=tags)
     tq.kv_put(key=uid, partition_id="train", tag={"status": "finished"})
