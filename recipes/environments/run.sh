@@ -36,14 +36,7 @@ for seed in $(seq "${EPISODES:-256}"); do # what an episode begins with is the e
   echo '{"source": "environments", "prompt": [{"role": "user", "content": ""}], "index": '"$seed"', "key": ""}'
 done | "$PYTHON" "$RECIPE/data.py" --out "$DATA" "${MAKE[@]}" --val "${VAL:-64}"
 rm -f "$FILE" # one that a killed run left names nobody
+source "$HERE/../beside.sh"
 runner &
-pids=($!)
-trap 'kill "${pids[@]}" 2>/dev/null || true; wait' EXIT
-"$PYTHON" -m "${MAIN:-seamless_verl.main_ppo}" "${ARGUMENTS[@]}" &
-run=$!
-wait -n || code=$?
-if kill "$run" 2>/dev/null; then # it would wait for a runner in vain
-  echo "a runner has ended before the run: the run ends, too" >&2
-  exit "${code:-1}"
-fi
-exit "${code:-0}"
+pids+=($!)
+run_beside "$PYTHON" -m "${MAIN:-seamless_verl.main_ppo}" "${ARGUMENTS[@]}"

@@ -25,17 +25,9 @@ runners() { # waits for the run's address, then works until it is stopped
 "$PYTHON" -m seamless_verl.check --unmade "${ARGUMENTS[@]}" # refuse a setting that cannot work before anything else
 "$PYTHON" "$RECIPE/data.py" --out "$DATA" --tasks "$TASKS" --val "${VAL:-$TASKS}" --time-limit-s "$TIME_LIMIT_S" "${MAKE[@]}"
 rm -f "$FILE" # one that a killed run left names nobody
-pids=()
-trap 'kill "${pids[@]}" 2>/dev/null || true; wait' EXIT
+source "$RECIPE/../beside.sh"
 for _ in $(seq "${RUNNERS:-1}"); do
   runners &
   pids+=($!)
 done
-"$PYTHON" -m "${MAIN:-seamless_verl.main_ppo}" "${ARGUMENTS[@]}" &
-run=$!
-wait -n || code=$?
-if kill "$run" 2>/dev/null; then # it would wait for a runner in vain
-  echo "a runner has ended before the run: the run ends, too" >&2
-  exit "${code:-1}"
-fi
-exit "${code:-0}"
+run_beside "$PYTHON" -m "${MAIN:-seamless_verl.main_ppo}" "${ARGUMENTS[@]}"

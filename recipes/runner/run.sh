@@ -16,11 +16,10 @@ runners() { # waits for the run's address, then works until it is stopped
 }
 
 rm -f "$FILE" # one that a killed run left names nobody
-pids=()
-trap 'kill "${pids[@]}" 2>/dev/null; wait' EXIT
+source "$HERE/../beside.sh"
 for _ in $(seq "${RUNNERS:-2}"); do
   runners &
   pids+=($!)
 done
-"$AGENT/run.sh" "actor_rollout_ref.rollout.agent.agent_loop_config_path='$HERE/agents.yaml'" \
+run_beside "$AGENT/run.sh" "actor_rollout_ref.rollout.agent.agent_loop_config_path='$HERE/agents.yaml'" \
   actor_rollout_ref.rollout.agent.default_agent_loop=fleet "trainer.default_local_dir='\${oc.env:DATA}/checkpoints'" "$@"

@@ -37,17 +37,9 @@ mkdir -p "$DATA"
 (with_packages "$RECIPE/environment.py" "${TASKS:-256}") >"$DATA/tasks.jsonl"
 "$PYTHON" "$RECIPE/data.py" --out "$DATA" "${MAKE[@]}" --val "${VAL:-64}" <"$DATA/tasks.jsonl"
 rm -f "$FILE" # one that a killed run left names nobody
-pids=()
-trap 'kill "${pids[@]}" 2>/dev/null || true; wait' EXIT
+source "$RECIPE/../beside.sh"
 for _ in $(seq "${RUNNERS:-1}"); do
   runners &
   pids+=($!)
 done
-"$PYTHON" -m "${MAIN:-seamless_verl.main_ppo}" "${ARGUMENTS[@]}" &
-run=$!
-wait -n || code=$?
-if kill "$run" 2>/dev/null; then # it would wait for a runner in vain
-  echo "a runner has ended before the run: the run ends, too" >&2
-  exit "${code:-1}"
-fi
-exit "${code:-0}"
+run_beside "$PYTHON" -m "${MAIN:-seamless_verl.main_ppo}" "${ARGUMENTS[@]}"
